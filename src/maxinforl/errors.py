@@ -1,0 +1,29 @@
+"""Errors that users see: one sentence that says what to change."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class BadInput(ValueError):
+    """The request cannot work as written; nothing has been done yet (exit code 2)."""
+
+
+class RunFailed(ValueError):
+    """A run that had begun could not go on; what it had is kept (exit code 3)."""
+
+
+def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> BadInput:
+    """The error for a name nobody knows, with the nearest ones that exist."""
+    options = sorted(options)
+    near = get_close_matches(name, options, n=3, cutoff=0.5)
+    sentence = f"unknown {kind} '{name}'"
+    if near:
+        sentence += ": did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    elif options and len(options) <= 12:
+        sentence += ": choose from " + ", ".join(options)
+    return BadInput(sentence + (f" {hint}" if hint else ""))
+
+
+def missing_extra(extra: str, purpose: str) -> BadInput:
+    """The error for an optional dependency that is not installed."""
+    return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'")
