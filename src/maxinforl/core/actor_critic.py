@@ -1,0 +1,250 @@
+"""The one learner. SAC, REDQ, OAC, DDPG, DroQ, DrQ, DrQv2 and DrM are values of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from maxinforl.core.encoders import States
+from maxinforl.core.multiplier import Multiplier, Tuned
+from maxinforl.core.networks import MLP, stacked
+from maxinforl.core.optimism import Optimism
+from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
+from maxinforl.core.schedules import Linear
+from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shaping, Spec, stop
+
+
+class Actor(eqx.Module):
+    trunk: Any
+    head: MLP
+
+
+class Critic(eqx.Module):
+    trunk: Any
+    heads: MLP  # leaves lead with [channels, critics]
+
+
+class Params(eqx.Module):
+    encoder: Any
+    critic: Critic
+    actor: Actor
+
+
+class Slow(eqx.Module):
+    """Polyak averages: target critic and target policy are one mechanism. There is one encoder, never averaged."""
+
+    critic: Critic
+    actor: Actor
+
+
+class Learner(eqx.Module):
+    params: Params
+    slow: Slow
+    value_opt: Any
+    actor_opt: Any
+    alpha: Multiplier
+
+
+def polyak(slow, fast, tau: float):
+    return jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, slow, fast)
+
+
+@dataclass(frozen=True)
+class ActorCritic:
+    policy: SquashedGaussian | NoisyDeterministic = SquashedGaussian()
+    encoder: Any = States()
+    hidden: tuple[int, ...] = (256, 256)
+    critics: int = 2
+    subset: int = 2  # critics whose minimum is bootstrapped: a random subset where fewer than all (REDQ)
+    reading: str = "min"  # how the actor reads the critics: min (SAC) or mean (REDQ)
+    layer_norm: bool = False  # in the critics (DroQ)
+    dropout: float = 0.0  # in the critics (DroQ)
+    channels: int = 1  # values per critic: 0 = task, 1 = intrinsic; strategies set it
+    utd: int = 1  # critic steps per actor step
+    nstep: int = 1
+    gamma: float = 0.99
+    tau: float = 0.005
+    lr: float = 3e-4
+    alpha: Tuned = Tuned()
+    noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
+    optimism: Optimism | None = None  # of the behaviour (OAC)
+
+    @property
+    def optimizer(self):
+        return optax.adam(self.lr)
+
+    def init(self, key: Array, spec: Spec) -> Learner:
+        k_encoder, k_critic_trunk, k_actor_trunk, k_critic, k_actor = jax.random.split(key, 5)
+        z = self.encoder.latents(spec).z
+        head = partial(
+            MLP, sizes=(z + spec.action, *self.hidden, 1), layer_norm=self.layer_norm, dropout=self.dropout
+        )
+        critic = Critic(
+            self.encoder.trunk_init(k_critic_trunk, spec),
+            stacked(lambda k: stacked(head, k, self.critics), k_critic, self.channels),
+        )
+        sizes = (z, *self.hidden, self.policy.outputs(spec.action))
+        actor = Actor(
+            self.encoder.trunk_init(k_actor_trunk, spec), MLP(k_actor, sizes, out_gain=self.policy.out_gain)
+        )
+        params = Params(self.encoder.init(k_encoder, spec), critic, actor)
+        return Learner(
+            params,
+            jax.tree.map(jnp.copy, Slow(critic, actor)),
+            self.optimizer.init((params.encoder, params.critic)),  # type: ignore[arg-type]
+            self.optimizer.init(params.actor),  # type: ignore[arg-type]
+            self.alpha.init(),
+        )
+
+    # ------------------------------------------------------------ reading the networks
+
+    def q(self, critic: Critic, features: Array, action: Array, key: Array | None = None) -> Array:
+        """Every critic's value: [channels, critics, batch]."""
+        return self.heads(critic, critic.heads, features, action, key)
+
+    def heads(self, critic: Critic, heads: MLP, features: Array, action: Array, key: Array | None) -> Array:
+        x = jnp.concatenate([self.encoder.trunk(critic.trunk, features), action], -1)
+        lead = heads.layers[0].bias.shape[:-1]
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[len(lead) :]), heads)
+        if self.dropout and key is not None:
+            keys = jax.random.split(key, flat.layers[0].bias.shape[0])
+            out = jax.vmap(lambda net, k: net(x, k))(flat, keys)
+        else:
+            out = jax.vmap(lambda net: net(x))(flat)
+        return out[..., 0].reshape(*lead, -1)
+
+    def pi(self, actor: Actor, features: Array) -> Array:
+        return actor.head(self.encoder.trunk(actor.trunk, features))
+
+    def features(self, s: Learner, obs: Array) -> Array:
+        return self.encoder.features(s.params.encoder, obs)
+
+    def temperature(self, s: Learner) -> Array | float:
+        return self.alpha.value(s.alpha) if self.policy.entropic else 0.0
+
+    def sigma(self, s: Learner, clock: Clock) -> Array:
+        return self.noise(clock.update)
+
+    def preprocess(self, batch: Batch, key: Array) -> Batch:
+        return self.encoder.augment(batch, key)
+
+    def latents(self, s: Learner, batch: Batch) -> Latents:
+        """What an intrinsic model may see of the batch, through the slow critic's trunk."""
+        features = self.features(s, batch.obs)
+        z = self.encoder.trunk(s.slow.critic.trunk, features)
+        next_z = self.encoder.trunk(s.slow.critic.trunk, self.features(s, batch.one.next_obs))
+        return stop(Latents(z, batch.action, batch.one.reward, next_z, self.encoder.extra(features)))
+
+    # ------------------------------------------------------------ policy evaluation
+
+    def target(self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping) -> Array:
+        """y = r + discount * (min Q(s', a') + bonus(s', a') - alpha log pi(a'|s')), a row per channel."""
+        k_action, k_subset, k_dropout = jax.random.split(key, 3)
+        backups = [batch.task if b is None else b for b in shaping.backup]
+        shared = all(b.next_obs is backups[0].next_obs for b in backups)
+
+        def next_value(channels: slice, next_obs: Array, k_action: Array, k_dropout: Array):
+            features = self.features(s, next_obs)
+            a, logp = self.policy.sample(self.pi(s.params.actor, features), k_action, self.sigma(s, clock))
+            heads = jax.tree.map(lambda leaf: leaf[channels], s.slow.critic.heads)
+            q = self.heads(s.slow.critic, heads, features, a, k_dropout)
+            if self.subset < self.critics:
+                q = q[:, jax.random.choice(k_subset, self.critics, (self.subset,), replace=False)]
+            return q.min(1), a, logp
+
+        if shared:  # one action and one pass serve every channel
+            value, action, logp = next_value(slice(None), backups[0].next_obs, k_action, k_dropout)
+            values, actions, logps = list(value), [action] * len(backups), [logp] * len(backups)
+        else:
+            rows = [
+                next_value(slice(c, c + 1), b.next_obs, own(k_action, c), own(k_dropout, c))
+                for c, b in enumerate(backups)
+            ]
+            values, actions, logps = [v[0] for v, _, _ in rows], [a for _, a, _ in rows], [p for _, _, p in rows]
+        if shaping.bonus is not None:
+            values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0]
+        if shaping.entropy is not None and self.policy.entropic:
+            values[shaping.entropy] = values[shaping.entropy] - self.temperature(s) * logps[shaping.entropy]
+        return stop(jnp.stack([b.reward + b.discount * v for b, v in zip(backups, values)]))
+
+    def critic_step(
+        self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping = PLAIN
+    ) -> tuple[Learner, Metrics]:
+        k_target, k_dropout = jax.random.split(key)
+        y = self.target(s, batch, latents, k_target, clock, shaping)
+
+        def loss(value):
+            encoder, critic = value
+            q = self.q(critic, self.encoder.features(encoder, batch.obs), batch.action, k_dropout)
+            return jnp.square(q - y[:, None]).mean((1, 2)).sum(), q
+
+        value = (s.params.encoder, s.params.critic)
+        (error, q), grads = jax.value_and_grad(loss, has_aux=True)(value)
+        change, opt = self.optimizer.update(grads, s.value_opt, value)  # type: ignore[arg-type]
+        encoder, critic = optax.apply_updates(value, change)  # type: ignore[misc]
+        params = Params(encoder, critic, s.params.actor)
+        slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)
+        metrics = {"train/critic_loss": error, "train/q": q[0].mean()}
+        return replace(s, params=params, slow=slow, value_opt=opt), metrics
+
+    # ------------------------------------------------------------ policy improvement
+
+    def read(self, q: Array) -> Array:
+        return q.min(1) if self.reading == "min" else q.mean(1)
+
+    def actor_step(
+        self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping = PLAIN
+    ) -> tuple[Learner, Metrics, Improvement]:
+        k_action, k_dropout = jax.random.split(key)
+        features, sigma, alpha = stop(self.features(s, batch.obs)), self.sigma(s, clock), self.temperature(s)
+
+        def loss(actor):
+            a, logp = self.policy.sample(self.pi(actor, features), k_action, sigma)
+            value = self.read(self.q(s.params.critic, features, a, k_dropout))
+            objective, aux = sum((w * v for w, v in zip(shaping.weight[1:], value[1:])), shaping.weight[0] * value[0]), ()
+            if shaping.bonus is not None:
+                bonus, aux = shaping.bonus(latents.z, a)
+                objective = objective + bonus
+            if shaping.entropy is not None and self.policy.entropic:
+                objective = objective - shaping.weight[shaping.entropy] * alpha * logp
+            return -objective.mean(), (Improvement(a, value, aux), logp)
+
+        (error, (improvement, logp)), grads = jax.value_and_grad(loss, has_aux=True)(s.params.actor)
+        change, opt = self.optimizer.update(grads, s.actor_opt, s.params.actor)  # type: ignore[arg-type]
+        actor = optax.apply_updates(s.params.actor, change)
+        params = Params(s.params.encoder, s.params.critic, actor)  # type: ignore[arg-type]
+        slow = Slow(s.slow.critic, polyak(s.slow.actor, actor, self.tau))
+        s = replace(s, params=params, slow=slow, actor_opt=opt)
+        metrics = {"train/actor_loss": error}
+        if shaping.entropy is not None and self.policy.entropic:
+            s = replace(s, alpha=self.alpha.step(s.alpha, -logp, -float(batch.action.shape[-1])))
+            metrics |= {"train/entropy": -logp.mean(), "explore/alpha1": self.alpha.value(s.alpha)}
+        return s, metrics, stop(improvement)
+
+    def slow_action(self, s: Learner, obs: Array, key: Array, clock: Clock) -> Array:
+        """An action of the target policy."""
+        out = self.pi(s.slow.actor, self.features(s, obs))
+        return stop(self.policy.sample(out, key, self.sigma(s, clock))[0])
+
+    # ------------------------------------------------------------ behaviour
+
+    def act(self, s: Learner, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
+        features = self.features(s, obs)
+        out = self.pi(s.params.actor, features)
+        if not explore:
+            return self.policy.mode(out)
+        if self.optimism is not None:
+            out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])
+        return self.policy.act(out, key, self.sigma(s, clock))
+
+
+def own(key: Array, channel: int) -> Array:
+    """Channel 0 keeps the key it would have alone, so that adding channels does not change it."""
+    return key if channel == 0 else jax.random.fold_in(key, channel)

@@ -1,0 +1,73 @@
+"""One positive number in log space that holds a value at a target: SAC's alpha, MaxInfo's alpha2, EIPO's lambda."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from maxinforl.core.types import stop
+from maxinforl.errors import BadInput
+
+LOW, HIGH = 1e-8, 1e8
+
+
+class Multiplier(eqx.Module):
+    log: Array
+    opt: Any
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """exp(log), moved by Adam so that `value` is held at `target`; falls while value > target."""
+
+    start: float = 1.0
+    lr: float = 3e-4
+    clip: float | None = None  # bound on the gradient's norm
+
+    def __post_init__(self):
+        if not LOW <= self.start <= HIGH:
+            raise BadInput(f"a tuned weight must start between {LOW} and {HIGH}, not {self.start}: use Fixed for 0")
+
+    @property
+    def optimizer(self):
+        adam = optax.adam(self.lr)
+        return adam if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), adam)
+
+    def init(self) -> Multiplier:
+        log = jnp.log(jnp.asarray(self.start, jnp.float32))
+        return Multiplier(log, self.optimizer.init(log))
+
+    def value(self, m: Multiplier) -> Array:
+        """The clip bounds the value alone: the gradient of log * slack is the slack, wherever log is."""
+        return jnp.exp(jnp.clip(m.log, jnp.log(LOW), jnp.log(HIGH)))
+
+    def step(self, m: Multiplier, value: Array, target: Array | float) -> Multiplier:
+        """One step on L(log) = log * sg[value - target]."""
+        slack = stop(jnp.mean(value) - jnp.mean(jnp.asarray(target)))
+        update, opt = self.optimizer.update(slack, m.opt)
+        return Multiplier(optax.apply_updates(m.log, update), opt)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A constant, 0 included."""
+
+    number: float = 1.0
+
+    def __post_init__(self):
+        if not (self.number >= 0 and self.number < float("inf")):
+            raise BadInput(f"a fixed weight must be a finite number that is not negative, not {self.number}")
+
+    def init(self) -> Multiplier:
+        return Multiplier(jnp.asarray(self.number, jnp.float32), ())
+
+    def value(self, m: Multiplier) -> Array:
+        return m.log
+
+    def step(self, m: Multiplier, value: Array, target: Array | float) -> Multiplier:
+        return m

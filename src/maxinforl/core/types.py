@@ -1,0 +1,104 @@
+"""The small tuples that parts of an agent exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+Metrics = dict[str, Array]
+stop = jax.lax.stop_gradient
+
+
+class Spec(NamedTuple):
+    """What an agent sees and does: shape of one observation (frame stack included) and the number of actions."""
+
+    obs: tuple[int, ...]
+    action: int
+
+    @property
+    def pixels(self) -> bool:
+        return len(self.obs) == 3
+
+
+class Clock(NamedTuple):
+    """Counters every schedule reads: transitions so far, updates so far, transitions planned in all."""
+
+    step: Array
+    update: Array
+    total: Array
+
+
+def clock(step: int = 0, update: int = 0, total: int = 0) -> Clock:
+    return Clock(jnp.asarray(step, jnp.int32), jnp.asarray(update, jnp.int32), jnp.asarray(total, jnp.int32))
+
+
+class Backup(NamedTuple):
+    """One side of a Bellman equation; `discount` is gamma**k, and 0 after a true termination."""
+
+    reward: Array
+    discount: Array
+    next_obs: Array
+
+
+class Batch(NamedTuple):
+    obs: Array
+    action: Array
+    one: Backup
+    nstep: Backup | None  # None where n = 1
+    gamma: Array  # of one step that did not end, as wide as the batch
+
+    @property
+    def task(self) -> Backup:
+        """What the task's own critic regresses on."""
+        return self.one if self.nstep is None else self.nstep
+
+    @property
+    def endless(self) -> Backup:
+        """One step that bootstraps whatever ended: what non-episodic intrinsic critics use."""
+        return self.one._replace(discount=self.gamma)
+
+
+class Latents(NamedTuple):
+    """All an intrinsic model ever sees of a transition; never pixels, never a gradient."""
+
+    z: Array
+    action: Array
+    reward: Array
+    next_z: Array
+    extra: Array  # zero width for states
+
+
+class LatentSpec(NamedTuple):
+    """Widths of `Latents`; `delta` says whether models predict next_z - z (states) or next_z (pixels)."""
+
+    z: int
+    action: int
+    extra: int
+    delta: bool
+
+
+Bonus = Callable[[Array, Array], tuple[Array, Any]]
+
+
+class Shaping(NamedTuple):
+    """All a strategy may say to a learner."""
+
+    backup: tuple[Backup | None, ...] = (None,)  # per value channel; None = the task's own
+    weight: tuple[Any, ...] = (1.0,)  # how the actor weighs the channels
+    entropy: int | None = 0  # the channel that carries the policy's entropy
+    bonus: Bonus | None = None  # (z, a) -> (value, aux) on channel 0, differentiable in a
+
+
+PLAIN = Shaping()
+
+
+class Improvement(NamedTuple):
+    """What an actor step knows that a strategy may need: actions, critics per channel, the bonus's aux."""
+
+    action: Array
+    value: Array
+    aux: Any

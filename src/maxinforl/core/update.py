@@ -1,0 +1,182 @@
+"""Everything that is jitted or donated: what happens in one step of an agent's life."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from maxinforl.core.types import Batch, Clock, Metrics, Spec, clock
+from maxinforl.replay import Replay, Transition
+
+INIT, STEP = 0, 1  # streams of random numbers
+
+
+def stream(seed: Array, name: int, step: Array | int = 0) -> Array:
+    """The key of a stream at a step: all randomness is a function of (seed, step)."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), name), step)
+
+
+def update(agent: Any, state: Any, batches: Batch, key: Array, now: Clock) -> tuple[Any, Metrics]:
+    """A critic step on each of `batches`, an actor step on the last, and the intrinsic model after each."""
+    count = batches.action.shape[0]
+    k_view, k_critic, k_actor = jax.random.split(key, 3)
+
+    def evaluate(state, batch: Batch, i: Array | int):
+        at = now._replace(update=now.update + i)
+        batch = agent.preprocess(batch, jax.random.fold_in(k_view, i))
+        state, metrics, latents = agent.critic_step(state, batch, jax.random.fold_in(k_critic, i), at)
+        return state, metrics, latents, batch, at
+
+    def without_actor(state, x):
+        state, _, latents, _, _ = evaluate(state, *x)
+        return agent.model_step(state, latents)[0], None
+
+    if count > 1:
+        early = jax.tree.map(lambda x: x[:-1], batches)
+        state, _ = jax.lax.scan(without_actor, state, (early, jnp.arange(count - 1)))
+    last = jax.tree.map(lambda x: x[-1], batches)
+    state, metrics, latents, batch, at = evaluate(state, last, count - 1)
+    state, more = agent.actor_step(state, batch, latents, k_actor, at)
+    state, model = agent.model_step(state, latents)
+    return state, metrics | more | model
+
+
+class TrainState(eqx.Module):
+    """All that training is: with several seeds every leaf but the clock has a leading axis of seeds."""
+
+    agent: Any
+    replay: Replay
+    clock: Clock
+    seed: Array
+
+
+PER_SEED = TrainState(0, 0, None, 0)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The compiled functions of one agent: each is one XLA dispatch, traced once."""
+
+    agent: Any
+    spec: Spec
+    batch_size: int = 256
+    updates: int = 1  # critic updates per dispatch: environments x update ratio
+    seeds: int | None = None  # None: one seed, no seed axis
+
+    @cached_property
+    def traces(self) -> Counter[str]:
+        return Counter()
+
+    @cached_property
+    def metric_names(self) -> list[str]:
+        """Names of the entries of the metrics vector, known once `step` is traced."""
+        return []
+
+    @property
+    def rounds(self) -> int:
+        """Actor steps per dispatch: one per `utd` critic steps, and at least one."""
+        return max(1, self.updates // self.agent.base.utd)
+
+    def compiled(self, name: str, function: Callable, in_axes, out_axes, donate: tuple[int, ...] = ()) -> Callable:
+        def counted(*args):
+            self.traces[name] += 1
+            return function(*args)
+
+        mapped = counted if self.seeds is None else jax.vmap(counted, in_axes, out_axes)
+        return jax.jit(mapped, donate_argnums=donate)
+
+    def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
+        """A fresh state; no two leaves share a buffer, so that it can be donated."""
+        init = lambda seed: self.agent.init(stream(seed, INIT), self.spec)
+        agent = jax.jit(init if self.seeds is None else jax.vmap(init))(seed)
+        return TrainState(jax.tree.map(jnp.copy, agent), replay, clock(total=total), jnp.copy(seed))
+
+    # ------------------------------------------------------------ one dispatch per agent step
+
+    def behave(self, s: TrainState, *, uniform: bool) -> Array:
+        key = jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 0)
+        obs = s.replay.latest()
+        if uniform:
+            return jax.random.uniform(key, (obs.shape[0], self.spec.action), minval=-1.0, maxval=1.0)
+        return self.agent.act(s.agent, obs, key, s.clock, explore=True)
+
+    def insert(self, s: TrainState, t: Transition) -> TrainState:
+        tick = s.clock._replace(step=s.clock.step + t.reward.shape[0])
+        return TrainState(s.agent, s.replay.add(t), tick, s.seed)
+
+    def learn(self, s: TrainState) -> tuple[TrainState, Metrics]:
+        """`updates` critic steps on fresh batches, in rounds that each end with an actor step."""
+        k_sample, k_update = jax.random.split(jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 1))
+        each = self.updates // self.rounds
+        draw = lambda key: s.replay.sample(key, (each, self.batch_size), self.agent.base.gamma, self.agent.base.nstep)
+
+        def one(carry, i):
+            agent, now = carry
+            batches = draw(jax.random.fold_in(k_sample, i))
+            agent, metrics = update(self.agent, agent, batches, jax.random.fold_in(k_update, i), now)
+            return (agent, now._replace(update=now.update + each)), metrics
+
+        if self.rounds == 1:
+            (agent, now), metrics = one((s.agent, s.clock), 0)
+        else:
+            (agent, now), metrics = jax.lax.scan(one, (s.agent, s.clock), jnp.arange(self.rounds))
+            metrics = jax.tree.map(lambda m: m.mean(0), metrics)
+        return TrainState(agent, s.replay, now, s.seed), metrics
+
+    @cached_property
+    def begin(self) -> Callable:
+        """(state, first observations, uniform) -> (state, action)"""
+
+        def begin(s: TrainState, obs: Array, uniform: bool):
+            s = TrainState(s.agent, s.replay.begin(obs), s.clock, s.seed)
+            return s, self.behave(s, uniform=uniform)
+
+        programs = {
+            uniform: self.compiled("begin", lambda s, obs, u=uniform: begin(s, obs, u), (PER_SEED, 0), (PER_SEED, 0), (0,))
+            for uniform in (False, True)
+        }
+        return lambda s, obs, uniform: programs[uniform](s, obs)
+
+    @cached_property
+    def collect(self) -> Callable:
+        """(state, transition) -> (state, action): warm-up, with uniform actions and no learning."""
+
+        def collect(s: TrainState, t: Transition):
+            s = self.insert(s, t)
+            return s, self.behave(s, uniform=True)
+
+        return self.compiled("collect", collect, (PER_SEED, 0), (PER_SEED, 0), (0,))
+
+    @cached_property
+    def step(self) -> Callable:
+        """(state, transition) -> (state, action, metrics): insert, sample, update, act."""
+
+        def step(s: TrainState, t: Transition):
+            s, metrics = self.learn(self.insert(s, t))
+            self.metric_names[:] = sorted(metrics)
+            values = jnp.stack([jnp.asarray(metrics[name], jnp.float32) for name in self.metric_names])
+            return s, self.behave(s, uniform=False), values
+
+        return self.compiled("step", step, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
+
+    # ------------------------------------------------------------ acting for others
+
+    @cached_property
+    def act(self) -> Callable:
+        """(agent, observations, clock) -> deterministic actions, without randomness."""
+        act = lambda agent, obs, now: self.agent.act(agent, obs, jax.random.key(0), now, explore=False)
+        return self.compiled("act", act, (0, 0, None), 0)
+
+    @cached_property
+    def sample_act(self) -> Callable:
+        """(agent, observations, key, clock) -> actions as in training."""
+        act = lambda agent, obs, key, now: self.agent.act(agent, obs, key, now, explore=True)
+        return self.compiled("sample_act", act, (0, 0, 0, None), 0)

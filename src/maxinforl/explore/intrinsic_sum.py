@@ -1,0 +1,48 @@
+"""SACIntrinsic: one policy for the sum of the task's value and an endless intrinsic one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jax import Array
+
+from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.multiplier import Fixed, Tuned
+from maxinforl.core.types import Batch, Clock, Improvement, Latents, Metrics, Shaping, stop
+from maxinforl.explore.strategy import Explorer, Intrinsic
+
+
+@dataclass(frozen=True)
+class IntrinsicSum(Intrinsic):
+    """max E[Q_task + (Q_int - alpha1 log pi) / lambda]; entropy lives with the intrinsic value."""
+
+    weight: Fixed | Tuned = Fixed(1.0)  # lambda, the weight of the task
+
+    @property
+    def learner(self) -> ActorCritic:
+        return replace(self.base, channels=2)
+
+    def shaping(self, s: Explorer, batch: Batch, reward: Array | None = None) -> Shaping:
+        intrinsic = None if reward is None else batch.endless._replace(reward=reward)
+        return Shaping((None, intrinsic), (1.0, 1.0 / self.weight.value(s.weight)), entropy=1)
+
+    def critic_step(self, s: Explorer, batch: Batch, key: Array, clock: Clock) -> tuple[Explorer, Metrics, Latents]:
+        latents = self.learner.latents(s.learner, batch)
+        raw = stop(self.intrinsic.reward(s.model, latents))
+        shaping = self.shaping(s, batch, s.scale(raw))
+        learner, metrics = self.learner.critic_step(s.learner, batch, latents, key, clock, shaping)
+        s = replace(s, learner=learner, scale=s.scale.update(raw))
+        return s, metrics | {"explore/intrinsic_reward": raw.mean()}, latents
+
+    def improve(
+        self, s: Explorer, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[Explorer, Metrics, Improvement]:
+        shaping = self.shaping(s, batch)
+        learner, metrics, improvement = self.learner.actor_step(s.learner, batch, latents, key, clock, shaping)
+        metrics |= {"explore/intrinsic_weight": 1.0 / self.weight.value(s.weight)}
+        return replace(s, learner=learner), metrics, improvement
+
+    def actor_step(
+        self, s: Explorer, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[Explorer, Metrics]:
+        return self.improve(s, batch, latents, key, clock)[:2]

@@ -1,0 +1,90 @@
+"""Two agents on one buffer, one for the task and one for what is unknown; a schedule says who acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from maxinforl.core.actor_critic import Learner
+from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec, stop
+from maxinforl.explore.strategy import Intrinsic
+from maxinforl.intrinsic import Disagreement, Ensemble
+
+
+@dataclass(frozen=True)
+class Then:
+    """Explore for the first part of training, exploit afterwards."""
+
+    fraction: float = 0.25
+    period: int = 1
+
+    def __call__(self, remaining: Array) -> Array:
+        return (remaining > 1 - self.fraction).astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """Explore a round with a probability that falls from `start` to `end` when `at` of training remains, then to 0."""
+
+    start: float = 1.0
+    end: float = 0.1
+    at: float = 0.25
+    period: int = 32
+
+    def __call__(self, remaining: Array) -> Array:
+        return jnp.maximum(0.0, (self.start - self.end) * (remaining - self.at) / (1 - self.at) + self.end)
+
+
+class Rows(eqx.Module):
+    task: Learner
+    curious: Learner
+    model: Any
+    dice: Array  # key data: who acts is a function of the seed and the round alone
+
+
+@dataclass(frozen=True)
+class Switch(Intrinsic):
+    """Row one maximises the task's reward, row two the intrinsic one; both learn from every batch."""
+
+    intrinsic: Ensemble = Disagreement()
+    schedule: Then | Epsilon = Epsilon()
+
+    def init(self, key: Array, spec: Spec) -> Rows:  # type: ignore[override]
+        model = self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
+        curious = self.base.init(jax.random.fold_in(key, 2), spec)
+        dice = jax.random.key_data(jax.random.fold_in(key, 3))
+        return Rows(self.base.init(key, spec), curious, model, dice)
+
+    def exploring(self, s: Rows, clock: Clock) -> Array:
+        """Whether the round that `clock.step` lies in explores."""
+        turn = clock.step // self.schedule.period
+        remaining = 1 - turn * self.schedule.period / jnp.maximum(clock.total, 1)
+        draw = jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(s.dice), turn))
+        return draw < self.schedule(remaining)
+
+    def act(self, s: Rows, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
+        task = self.base.act(s.task, obs, key, clock, explore=explore)
+        if not explore:
+            return task
+        return jnp.where(self.exploring(s, clock), self.base.act(s.curious, obs, key, clock, explore=True), task)
+
+    def critic_step(self, s: Rows, batch: Batch, key: Array, clock: Clock) -> tuple[Rows, Metrics, Latents]:
+        latents = self.base.latents(s.task, batch)
+        reward = stop(self.intrinsic.reward(s.model, latents))
+        task, metrics = self.base.critic_step(s.task, batch, latents, key, clock)
+        shaping = Shaping(backup=(batch.one._replace(reward=reward),))
+        own = self.base.latents(s.curious, batch)
+        curious, _ = self.base.critic_step(s.curious, batch, own, jax.random.fold_in(key, 2), clock, shaping)
+        s = replace(s, task=task, curious=curious)
+        return s, metrics | {"explore/intrinsic_reward": reward.mean()}, latents
+
+    def actor_step(self, s: Rows, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Rows, Metrics]:
+        task, metrics, _ = self.base.actor_step(s.task, batch, latents, key, clock)
+        curious, _, _ = self.base.actor_step(s.curious, batch, latents, jax.random.fold_in(key, 2), clock)
+        share = self.exploring(s, clock).astype(jnp.float32)
+        return replace(s, task=task, curious=curious), metrics | {"explore/exploring": share}

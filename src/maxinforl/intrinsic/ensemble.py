@@ -1,0 +1,123 @@
+"""An ensemble of models of the dynamics and reward; how they disagree is what the agent does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from maxinforl.core.networks import MLP, stacked
+from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.types import Latents, LatentSpec, Metrics, stop
+
+LEAST_STD, MOST_STD = 1e-3, 1e2
+
+
+class Model(eqx.Module):
+    members: MLP  # leaves lead with [members]
+    opt: Any
+    inputs: Normalizer
+    outputs: Normalizer
+    frozen: Any  # parameters that are never trained
+    blocks: tuple[int, ...] = eqx.field(static=True)  # widths of the parts of the target
+    delta: bool = eqx.field(static=True)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """What every intrinsic reward here shares: members trained on one batch, apart only by initialisation."""
+
+    members: int = 5
+    hidden: tuple[int, ...] = (256, 256)
+    activation: str = "silu"
+    init_name: str = "orthogonal"
+    lr: float = 3e-4
+
+    aleatoric = False
+    scores_actions = True  # whether `score` exists: MaxInfo needs it
+
+    @property
+    def optimizer(self):
+        return optax.adam(self.lr)
+
+    def blocks(self, spec: LatentSpec) -> tuple[int, ...]:
+        """Widths of what is predicted: the state's change (or latent), the embedding, the reward."""
+        return tuple(width for width in (spec.z, spec.extra, 1) if width)
+
+    def frozen(self, key: Array, spec: LatentSpec):
+        return ()
+
+    def init(self, key: Array, spec: LatentSpec) -> Model:
+        k_members, k_frozen = jax.random.split(key)
+        blocks, inputs = self.blocks(spec), spec.z + spec.action
+        sizes = (inputs, *self.hidden, sum(blocks) * (2 if self.aleatoric else 1))
+        members = stacked(
+            lambda k: MLP(k, sizes, activation=self.activation, init=self.init_name), k_members, self.members
+        )
+        return Model(
+            members,
+            self.optimizer.init(members),  # type: ignore[arg-type]
+            Normalizer((inputs,)),
+            Normalizer((sum(blocks),)),
+            self.frozen(k_frozen, spec),
+            blocks,
+            spec.delta,
+        )
+
+    def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
+        """What the members predict, not yet normalised."""
+        change = e.next_z - e.z if model.delta else e.next_z
+        return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
+
+    def predict(self, members: MLP, x: Array) -> tuple[Array, Array | None]:
+        """Mean and, where it is learned, standard deviation in normalised units: [members, batch, outputs]."""
+        out = jax.vmap(lambda net: net(x))(members)
+        if not self.aleatoric:
+            return out, None
+        mean, raw = jnp.split(out, 2, -1)
+        return mean, jnp.clip(jax.nn.softplus(raw), LEAST_STD, MOST_STD)
+
+    def loss(self, members: MLP, x: Array, y: Array) -> tuple[Array, Array]:
+        mean, std = self.predict(members, x)
+        error = jnp.square(mean - y)
+        return (error.mean() if std is None else (0.5 * error / std**2 + jnp.log(std)).mean()), error.mean()
+
+    def update(self, model: Model, e: Latents) -> tuple[Model, Metrics]:
+        """One step on the members, with statistics that already contain the batch."""
+        x = jnp.concatenate([e.z, e.action], -1)
+        inputs = model.inputs.update(x)
+        y = self.target(model, inputs, e)
+        outputs = model.outputs.update(y)
+        grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), outputs(y))
+        change, opt = self.optimizer.update(grads, model.opt, model.members)  # type: ignore[arg-type]
+        members = optax.apply_updates(model.members, change)
+        model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
+        return model, {"explore/model_error": error}
+
+    def outcome(self, model: Model, z: Array, action: Array) -> tuple[Array, Array | None]:
+        """The members' predictions at (z, a); differentiable in both, constant in the model."""
+        return self.predict(stop(model.members), model.inputs(jnp.concatenate([z, action], -1)))
+
+    def score(self, model: Model, z: Array, action: Array) -> Array:
+        raise NotImplementedError  # pragma: no cover
+
+    def reward(self, model: Model, e: Latents) -> Array:
+        """The intrinsic reward of an observed transition."""
+        return self.score(model, e.z, e.action)
+
+    def per_block(self, model: Model, values: Array) -> Array:
+        """Mean within each block of the outputs, summed over blocks: the reward weighs as much as the whole state."""
+        ends = [sum(model.blocks[: i + 1]) for i in range(len(model.blocks) - 1)]
+        return sum((part.mean(-1) for part in jnp.split(values, ends, -1)), jnp.zeros(()))
+
+
+def spread(x: Array) -> Array:
+    """Sample standard deviation over members, with value 0 and gradient 0 where they all agree."""
+    variance = x.var(0, ddof=1)
+    apart = variance > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, variance, 1.0)), 0.0)

@@ -1,0 +1,25 @@
+"""Information gain about dynamics and reward, bounded by the members' variance against the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from maxinforl.intrinsic.ensemble import Ensemble, Model
+
+
+@dataclass(frozen=True)
+class InfoGain(Ensemble):
+    """I(s, a) = mean_j log(1 + Var_i(p_ij) / noise**2) in normalised output units."""
+
+    noise: float = 1e-3
+    aleatoric: bool = False  # learn the noise per output instead of fixing it
+    aggregate: str = "mean"  # over outputs; the paper's sum is the same after standardisation
+
+    def score(self, model: Model, z: Array, action: Array) -> Array:
+        mean, std = self.outcome(model, z, action)
+        noise = self.noise**2 if std is None else jnp.square(std).mean(0)
+        gain = jnp.log1p(mean.var(0) / noise)  # the variance itself: a square root has no gradient at agreement
+        return gain.mean(-1) if self.aggregate == "mean" else gain.sum(-1)

@@ -1,0 +1,163 @@
+"""Replay as rows, not transitions: one observation a row, successors, stacks and returns rebuilt by index.
+
+A ring of rows per environment. The row at `head` holds the observation to act on next; `add` completes it with
+the action, reward and end that followed, writes the successor one row on, and moves the head there. Where an episode
+ended, its last observation keeps a row that is never a start and the head moves past it to the new episode's
+first. `starts` lists the rows a transition may start from, oldest first, so sampling is uniform without rejection.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from maxinforl.core.types import Backup, Batch
+
+TRUNCATED, TERMINATED = 1, 2
+
+
+class Transition(NamedTuple):
+    """What one step of every environment gave; a leading axis of environments."""
+
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Array  # what the step led to
+    obs: Array  # what to act on next: the first observation of a new episode where one ended
+    valid: Array  # False where the environment was only resetting: nothing happened but `obs`
+
+
+class Replay(eqx.Module):
+    obs: Array  # [lanes, rows, *frame]
+    action: Array
+    reward: Array
+    end: Array  # 0, TRUNCATED or TERMINATED
+    age: Array  # steps since the episode began
+    head: Array  # [lanes] rows ever passed; the row is head % rows
+    starts: Array  # [lanes, rows] ring of heads that were completed
+    pushed: Array  # [lanes] starts ever appended
+    popped: Array  # [lanes] starts ever dropped
+    stack: int = eqx.field(static=True)
+
+    @staticmethod
+    def create(lanes: int, rows: int, frame: tuple[int, ...], dtype, actions: int, stack: int = 1) -> Replay:
+        zeros = lambda *shape, dtype=jnp.int32: jnp.zeros((lanes, *shape), dtype)
+        return Replay(
+            zeros(rows, *frame, dtype=dtype),
+            zeros(rows, actions, dtype=jnp.float32),
+            zeros(rows, dtype=jnp.float32),
+            zeros(rows, dtype=jnp.uint8),
+            zeros(rows),
+            zeros(),
+            zeros(rows),
+            zeros(),
+            zeros(),
+            stack,
+        )
+
+    @property
+    def rows(self) -> int:
+        return self.obs.shape[1]
+
+    @property
+    def lanes(self) -> Array:
+        return jnp.arange(self.obs.shape[0])
+
+    def begin(self, obs: Array) -> Replay:
+        """The first observation of all."""
+        return eqx.tree_at(lambda r: r.obs, self, self.obs.at[:, 0].set(obs))
+
+    def add(self, t: Transition) -> Replay:
+        lane, rows = self.lanes, self.rows
+        here, after = self.head % rows, (self.head + 1) % rows
+        ended = jnp.where(t.terminated, TERMINATED, jnp.where(t.truncated, TRUNCATED, 0)).astype(jnp.uint8)
+        head = jnp.where(t.valid, self.head + 1 + (ended > 0), self.head)
+        keep = lambda column, new: jnp.where(_like(t.valid, new), new, column[lane, here])
+        age = self.age[lane, here]
+        obs = self.obs.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs))
+        ages = self.age.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(t.valid, age + 1, age))
+        starts = self.starts.at[lane, self.pushed % rows].set(
+            jnp.where(t.valid, self.head, self.starts[lane, self.pushed % rows])
+        )
+        # A start leaves when the oldest frame of its stack is overwritten; the head moves two rows at most.
+        oldest, popped = head - rows + self.stack - 1, self.popped
+        for _ in range(2):
+            popped = popped + ((popped < self.pushed) & (starts[lane, popped % rows] <= oldest))
+        return Replay(
+            obs.at[lane, head % rows].set(t.obs),
+            self.action.at[lane, here].set(keep(self.action, t.action)),
+            self.reward.at[lane, here].set(keep(self.reward, t.reward)),
+            self.end.at[lane, here].set(keep(self.end, ended)),
+            ages.at[lane, head % rows].set(jnp.where(t.valid, jnp.where(ended > 0, 0, age + 1), age)),
+            head,
+            starts,
+            self.pushed + t.valid,
+            popped,
+            self.stack,
+        )
+
+    def frames(self, lane: Array, head: Array) -> Array:
+        """The observation at a row: the last `stack` frames of its episode on the channel axis, oldest first."""
+        if self.stack == 1:
+            return self.obs[lane, head % self.rows]
+        age = self.age[lane, head % self.rows]
+        back = jnp.minimum(jnp.arange(self.stack)[::-1], age[..., None])
+        frames = self.obs[lane[..., None], (head[..., None] - back) % self.rows]
+        return jnp.concatenate([frames[..., i, :, :, :] for i in range(self.stack)], -1)
+
+    def latest(self) -> Array:
+        """What to act on now, one observation per environment."""
+        return self.frames(self.lanes, self.head)
+
+    def draw(self, key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Environment and row of transitions drawn uniformly with replacement."""
+        count = self.pushed - self.popped
+        bound = jnp.cumsum(count)
+        index = jax.random.randint(key, shape, 0, bound[-1])
+        lane = (index[..., None] >= bound).sum(-1)
+        nth = index - (bound - count)[lane]
+        return lane, self.starts[lane, (self.popped[lane] + nth) % self.rows]
+
+    def sample(self, key: Array, shape: tuple[int, ...], gamma: float, nstep: int = 1) -> Batch:
+        lane, row = self.draw(key, shape)
+        nth = self.backup(lane, row, gamma, nstep) if nstep > 1 else None
+        obs, action = self.frames(lane, row), self.action[lane, row % self.rows]
+        return Batch(obs, action, self.backup(lane, row, gamma, 1), nth, jnp.full(shape, gamma, jnp.float32))
+
+    def backup(self, lane: Array, row: Array, gamma: float, nstep: int) -> Backup:
+        """Up to n rewards from a row: fewer where the episode ended or the newest transition was reached."""
+        newest = self.starts[lane, (self.pushed[lane] - 1) % self.rows]
+        reward, discount = jnp.zeros(row.shape, jnp.float32), jnp.ones(row.shape, jnp.float32)
+        going, last = jnp.ones(row.shape, bool), row
+        for j in range(nstep):
+            at = (row + j) % self.rows
+            reward = reward + jnp.where(going, discount * self.reward[lane, at], 0)
+            discount = jnp.where(going, discount * gamma, discount)
+            last = jnp.where(going, row + j, last)
+            going = going & (self.end[lane, at] == 0) & (row + j != newest)
+        bootstrap = self.end[lane, last % self.rows] != TERMINATED
+        return Backup(reward, discount * bootstrap, self.frames(lane, last + 1))
+
+    def grow(self, rows: int) -> Replay:
+        """More rows for a ring that has not wrapped yet."""
+        more = rows - self.rows
+        if more <= 0 or int(np.asarray(self.head).max()) >= self.rows - 2:
+            return self
+        pad = lambda column: jnp.pad(column, [(0, 0), (0, more)] + [(0, 0)] * (column.ndim - 2))
+        columns = lambda r: (r.obs, r.action, r.reward, r.end, r.age, r.starts)
+        return eqx.tree_at(columns, self, tuple(pad(c) for c in columns(self)))
+
+
+def _like(mask: Array, array: Array) -> Array:
+    return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))
+
+
+def row_bytes(frame: tuple[int, ...], itemsize: int, actions: int) -> int:
+    """Memory of one stored step: the frame, the action, reward, end, age and its place in `starts`."""
+    return int(np.prod(frame)) * itemsize + 4 * actions + 4 + 1 + 4 + 4
