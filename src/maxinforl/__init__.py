@@ -1,0 +1,11 @@
+"""MaxInfoRL: off-policy reinforcement learning that explores by information gain."""
+
+__version__ = "0.1.0"
+
+from maxinforl.agent import Agent, load, make
+from maxinforl.algorithms import CATALOGUE
+from maxinforl.core.multiplier import Fixed, Tuned
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.explore.maxinfo import Tied
+
+__all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make"]

@@ -18,7 +18,7 @@ from jax import Array
 
 from maxinforl.core.types import Backup, Batch
 
-TRUNCATED, TERMINATED = 1, 2
+TRUNCATED, TERMINATED, LAST = 1, 2, 3  # ends of a transition; LAST marks the row that follows one
 
 
 class Transition(NamedTuple):
@@ -37,7 +37,7 @@ class Replay(eqx.Module):
     obs: Array  # [lanes, rows, *frame]
     action: Array
     reward: Array
-    end: Array  # 0, TRUNCATED or TERMINATED
+    end: Array  # 0, TRUNCATED, TERMINATED or LAST
     age: Array  # steps since the episode began
     head: Array  # [lanes] rows ever passed; the row is head % rows
     starts: Array  # [lanes, rows] ring of heads that were completed
@@ -82,6 +82,8 @@ class Replay(eqx.Module):
         age = self.age[lane, here]
         obs = self.obs.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs))
         ages = self.age.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(t.valid, age + 1, age))
+        ends = self.end.at[lane, here].set(keep(self.end, ended))
+        ends = ends.at[lane, after].set(jnp.where(t.valid & (ended > 0), LAST, ends[lane, after]).astype(jnp.uint8))
         starts = self.starts.at[lane, self.pushed % rows].set(
             jnp.where(t.valid, self.head, self.starts[lane, self.pushed % rows])
         )
@@ -93,7 +95,7 @@ class Replay(eqx.Module):
             obs.at[lane, head % rows].set(t.obs),
             self.action.at[lane, here].set(keep(self.action, t.action)),
             self.reward.at[lane, here].set(keep(self.reward, t.reward)),
-            self.end.at[lane, here].set(keep(self.end, ended)),
+            ends.at[lane, head % rows].set(jnp.where(t.valid, 0, self.end[lane, here]).astype(jnp.uint8)),
             ages.at[lane, head % rows].set(jnp.where(t.valid, jnp.where(ended > 0, 0, age + 1), age)),
             head,
             starts,

@@ -82,8 +82,9 @@ class Program:
 
     @property
     def rounds(self) -> int:
-        """Actor steps per dispatch: one per `utd` critic steps, and at least one."""
-        return max(1, self.updates // self.agent.base.utd)
+        """Actor steps per dispatch: one per `utd` critic steps or somewhat more, and at least one."""
+        most = self.updates // self.agent.base.utd
+        return next((r for r in range(most, 0, -1) if self.updates % r == 0), 1)
 
     def compiled(self, name: str, function: Callable, in_axes, out_axes, donate: tuple[int, ...] = ()) -> Callable:
         def counted(*args):
@@ -166,6 +167,11 @@ class Program:
             return s, self.behave(s, uniform=False), values
 
         return self.compiled("step", step, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
+
+    @cached_property
+    def react(self) -> Callable:
+        """state -> action, where nothing was inserted"""
+        return self.compiled("react", lambda s: self.behave(s, uniform=False), (PER_SEED,), 0)
 
     # ------------------------------------------------------------ acting for others
 

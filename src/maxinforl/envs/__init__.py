@@ -1,0 +1,85 @@
+"""Environments: one `make` for everything that can be learned on, one pool that steps it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, construct, default_action_repeat
+from maxinforl.envs.pixels import Frames
+from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
+from maxinforl.envs.vector import VectorPool
+from maxinforl.envs.wrapper import Adapted, Normalised
+from maxinforl.errors import BadInput
+
+__all__ = [
+    "Adapted",
+    "EnvPool",
+    "Finished",
+    "Normalised",
+    "Transition",
+    "VectorPool",
+    "catalogue",
+    "default_action_repeat",
+    "env_name",
+    "episode_seed",
+    "make",
+    "make_pool",
+]
+
+EnvArgs = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+def make(
+    env: str | gym.Env | Callable[..., gym.Env],
+    *,
+    action_repeat: int = 1,
+    action_cost: float = 0.0,
+    env_args: EnvArgs = (),
+    render_mode: str | None = None,
+    image_size: int = 84,
+) -> Adapted:
+    """One environment from a name, an instance or a factory, ready for a pool.
+
+    Observations are rank-1 float32, or HxWxC uint8 for images (always image_size x image_size x 3 for `pixels/` names).
+    Actions are rank-1 float32 in the environment's own units. Rewards are summed over the action repeat, less
+    `action_cost` times the norm of the action on each base step.
+    """
+    args, observe = dict(env_args), None
+    if isinstance(env, str):
+        pixels = env.startswith(PIXELS)
+        mode, size = ("rgb_array", image_size) if pixels else (render_mode, RENDER_SIZE)
+        bare = build(env.removeprefix(PIXELS), mode, size, args)
+        observe = Frames(bare, image_size) if pixels else None
+    else:
+        bare = (
+            env if isinstance(env, (gym.Env, VectorEnv)) or not callable(env) else construct("the factory", env, args)
+        )
+        bare = single(bare)
+    adapted = Adapted(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
+    adapted.name = env if isinstance(env, str) else env_name(bare)
+    return adapted
+
+
+def single(env: Any) -> gym.Env:
+    if isinstance(env, VectorEnv):
+        raise BadInput("a vector environment already holds its lanes: give it to make_pool on its own")
+    if not isinstance(env, gym.Env):
+        raise BadInput(f"expected a gymnasium.Env, but got {type(env).__module__}.{type(env).__name__}")
+    return env
+
+
+def make_pool(
+    env: str | gym.Env | VectorEnv | Callable[..., gym.Env], *, num_envs: int = 1, seed: int = 0, **options: Any
+) -> EnvPool:
+    """A pool of `num_envs` environments; `options` are those of `make`. A vector environment brings its own lanes."""
+    if isinstance(env, VectorEnv):
+        if options.get("action_repeat", 1) != 1 or options.get("action_cost", 0.0):
+            raise BadInput("put action repeat and action cost inside the vector environment with maxinforl.envs.make")
+        return VectorPool(env, seed)
+    if num_envs < 1:
+        raise BadInput(f"{num_envs} environments were asked for, but a run needs at least 1")
+    if isinstance(env, gym.Env) and num_envs > 1:
+        raise BadInput(f"one environment cannot fill {num_envs} lanes: pass a function that makes it")
+    return EnvPool([make(env, **options) for _ in range(num_envs)], seed)

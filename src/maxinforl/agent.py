@@ -1,0 +1,343 @@
+"""The Python API: make an agent, let it learn, ask it for actions, save and load it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import jax
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
+
+import maxinforl
+from maxinforl import config, envs, files
+from maxinforl.algorithms import Algo
+from maxinforl.core.types import Spec, clock
+from maxinforl.core.update import INIT, Program, stream
+from maxinforl.envs.wrapper import rescale
+from maxinforl.errors import BadInput, unknown
+from maxinforl.explore import Strategy
+from maxinforl.settings import Settings, resolve, title
+from maxinforl.training.evaluate import Evaluation, Evaluator
+from maxinforl.training.loop import Trainer, agent_arrays, agent_from, spec_of
+from maxinforl.training.progress import Progress
+from maxinforl.training.run import Run
+from maxinforl.training.store import CheckpointStore
+
+EnvLike: TypeAlias = str | gym.Env | VectorEnv | Callable[..., gym.Env]
+FORMAT = 1
+SAVED = "agent.safetensors"
+PREDICT = 2  # stream of random numbers
+
+
+class Agent:
+    """An agent as Stable-Baselines3 users know one: `learn`, `predict`, `save`."""
+
+    def __init__(self, settings: Settings, strategy: Strategy, env: EnvLike | None, eval_env: EnvLike | None = None):
+        self.settings, self.strategy, self.env, self.eval_env = settings, strategy, env, eval_env
+        self.trainer: Trainer | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._asked = 0
+
+    # ------------------------------------------------------------ learning
+
+    def learn(
+        self, steps: int, *, out: str | Path | None = None, eval_every: int | None = None, progress: bool = False
+    ) -> Agent:
+        """Collects `steps` more transitions and learns from them; writes nothing unless `out` is given."""
+        from maxinforl.training.directory import open_run
+
+        settings = replace(self.settings, steps=steps, **({} if eval_every is None else {"eval_every": eval_every}))
+        trainer = self._trainer(steps)
+        last = trainer.step + steps
+        bar = Progress(last, trainer.step, quiet=not progress)
+        directory = None if out is None else open_run(Path(out), settings, self.strategy, trainer)
+        run = Run(trainer, bar, self._evaluator(settings), directory)
+        try:
+            self.evaluations = run.until(last).evaluations
+        finally:
+            run.close()
+        return self
+
+    def _trainer(self, steps: int) -> Trainer:
+        """The one trainer of this agent, made by the first `learn`."""
+        if self.trainer is None:
+            if self.env is None:
+                raise BadInput("this agent has no environment: pass one to load(directory, env=...)")
+            options = env_options(self.settings)
+            pool = envs.make_pool(self.env, num_envs=self.settings.num_envs, seed=self.settings.seed, **options)
+            total = self.total_steps or steps
+            self.trainer = Trainer(self.strategy, self.settings, pool, total)
+            if self._loaded is not None:
+                self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
+        elif self.trainer.step + steps > self.trainer.total and self.schedules:
+            warnings.warn(
+                f"schedules stay planned for {self.trainer.total} steps: pass make(total_steps=...) to plan for more",
+                stacklevel=3,
+            )
+        self.trainer.make_room(steps)
+        return self.trainer
+
+    total_steps: int | None = None
+
+    @property
+    def schedules(self) -> bool:
+        return hasattr(self.strategy, "schedule")
+
+    def _evaluator(self, settings: Settings) -> Evaluator | None:
+        if settings.eval_episodes == 0:
+            return None
+        source = self.eval_env or self.env
+        if not isinstance(source, str) and (isinstance(source, (gym.Env, VectorEnv)) or not callable(source)):
+            if self.eval_env is None:
+                warnings.warn("evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4)
+                return None
+            return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
+        lanes = [envs.make(source, **env_options(settings)) for _ in range(settings.eval_episodes)]
+        return Evaluator(lanes, settings.seed, self.stack)  # type: ignore[arg-type]
+
+    def evaluate(self, episodes: int = 10) -> Evaluation:
+        """Returns and lengths of deterministic episodes in environments of their own."""
+        evaluator = self._evaluator(replace(self.settings, eval_episodes=episodes))
+        if evaluator is None:
+            raise BadInput("evaluation needs an environment that can be made anew: pass eval_env= or a factory")
+        program, state, now = self._acting()
+        try:
+            return evaluator(lambda obs: program.act(state, obs, now), index=1_000_000)
+        finally:
+            evaluator.close()
+
+    # ------------------------------------------------------------ acting
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return self._spaces()[0]
+
+    @property
+    def action_space(self) -> spaces.Box:
+        return self._spaces()[1]
+
+    def _spaces(self) -> tuple[spaces.Box, spaces.Box]:
+        """What a frame and a native action look like."""
+        if not hasattr(self, "_known_spaces"):
+            if isinstance(self.env, VectorEnv):
+                self._known_spaces = (self.env.single_observation_space, self.env.single_action_space)
+            else:
+                probe = envs.make(self.env, **env_options(self.settings))  # type: ignore[arg-type]
+                self._known_spaces = (probe.observation_space, probe.action_space)
+                if isinstance(self.env, str):
+                    probe.close()
+        return self._known_spaces  # type: ignore[return-value]
+
+    @property
+    def stack(self) -> int:
+        return self.settings.frame_stack if len(self.observation_space.shape) == 3 else 1
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self, self.stack)  # type: ignore[arg-type]
+
+    def predict(
+        self,
+        observation: np.ndarray,
+        state: Any = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, Any]:
+        """Native actions for one observation or a batch; the second value is `state`, as Stable-Baselines3 expects."""
+        obs = np.asarray(observation)
+        single = obs.ndim == len(self.spec.obs)
+        batch = obs[None] if single else obs
+        if batch.shape[1:] != self.spec.obs:
+            raise BadInput(f"an observation has shape {self.spec.obs}, or a batch of them, not {obs.shape}")
+        program, agent, now = self._acting()
+        batch = np.array(batch, self.observation_space.dtype)
+        if deterministic:
+            action = program.act(agent, batch, now)
+        else:
+            self._asked += 1
+            action = program.sample_act(agent, batch, stream(self.settings.seed, PREDICT, self._asked), now)  # type: ignore[arg-type]
+        native = rescale(self.action_space)(np.array(action))
+        return (native[0] if single else native), state
+
+    def _acting(self) -> tuple[Program, Any, Any]:
+        if self.trainer is not None:
+            return self.trainer.program, self.trainer.state.agent, self.trainer.state.clock
+        if not hasattr(self, "_idle"):
+            program = Program(self.strategy, self.spec)
+            state = self._agent_state(program)
+            self._idle = (program, state, self._clock())
+        return self._idle
+
+    def _agent_state(self, program: Program) -> Any:
+        init = lambda: program.agent.init(stream(self.settings.seed, INIT), program.spec)  # type: ignore[arg-type]
+        if self._loaded is None:
+            return jax.jit(init)()
+        return agent_from(self._loaded["agent"], jax.eval_shape(init))
+
+    def _clock(self) -> Any:
+        return clock(**self._loaded["clock"]) if self._loaded else clock()
+
+    # ------------------------------------------------------------ files
+
+    def save(self, directory: str | Path) -> None:
+        """Writes agent.safetensors: weights, optimisers, normalisers and the configuration. No pickle."""
+        _, state, now = self._acting()
+        meta = {
+            "format": FORMAT,
+            "maxinforl": maxinforl.__version__,
+            "settings": {k: v for k, v in plain_settings(self.settings).items()},
+            "agent": config.to_plain(self.strategy),
+            "spaces": plain_spaces(*self._spaces()),
+            "clock": {k: int(v) for k, v in now._asdict().items()},
+            "env": self.env if isinstance(self.env, str) else None,
+        }
+        files.save_arrays(files.make_directory(directory) / SAVED, agent_arrays(state), meta)
+
+
+def env_options(settings: Settings) -> dict[str, Any]:
+    return {
+        "action_repeat": settings.action_repeat or 1,
+        "action_cost": settings.action_cost,
+        "env_args": settings.env_arg,
+        "image_size": settings.image_size,
+    }
+
+
+def make(
+    algo: Algo | str,
+    env: EnvLike,
+    *,
+    eval_env: EnvLike | None = None,
+    total_steps: int | None = None,
+    set: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> Agent:
+    """An agent for an environment.
+
+    `algo` is a catalogue name (`maxinforl list`), `env` a name, a gymnasium.Env or a function that makes one.
+    Overrides are the settings of `maxinforl train` (seed, num_envs, learning_starts, ...), entries of the agent by
+    path in `set` ({"base.lr": 1e-4}), or parts of it as objects: intrinsic=, weight=, target=, schedule=.
+
+    >>> agent = make("maxinfo-sac", "Pendulum-v1", seed=1, batch_size=32)
+    >>> action, _ = agent.predict(agent.observation_space.sample(), deterministic=True)
+    >>> action.shape
+    (1,)
+    """
+    known = {f.name for f in fields(Settings)}
+    parts = {k: v for k, v in overrides.items() if k not in known or is_dataclass(v) or callable(v)}
+    plain = {k: v for k, v in overrides.items() if k not in parts}
+    for name, value in parts.items():
+        if name not in ("base", "intrinsic", "weight", "target", "schedule"):
+            raise unknown("setting", name, known | {"intrinsic", "weight", "target", "schedule"})
+        if not (is_dataclass(value) or callable(value)):
+            raise BadInput(f"{name} must be an object, such as maxinforl.Fixed(0.5), not {value!r}")
+    name = env if isinstance(env, str) else envs.env_name(env) if isinstance(env, gym.Env) else "custom"
+    pairs = tuple((set or {}).items())
+    env_arg = tuple(dict(plain.pop("env_arg", ())).items())
+    settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
+    agent = Agent(settings, strategy, env, eval_env)
+    agent.total_steps = total_steps
+    check_fit(strategy, agent)
+    return agent
+
+
+def check_fit(strategy: Strategy, agent: Agent) -> None:
+    """A pixel base wants images and the others vectors; looks at the environment, so that its errors come first."""
+    pixels, images = strategy.base.encoder.pixels, len(agent.observation_space.shape) == 3
+    if pixels and not images:
+        raise BadInput(f"{title(agent.settings)} learns from images: use pixels/{agent.settings.env}")
+    if images and not pixels:
+        raise BadInput(f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2")
+
+
+def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[type] = ()) -> Agent:
+    """An agent from a run directory or from what `Agent.save` wrote; nothing in the files is executed."""
+    path = Path(directory)
+    if not path.is_dir():
+        raise BadInput(f"{path} is not a directory: give a run directory or what Agent.save wrote")
+    if (path / SAVED).exists():
+        arrays, meta = files.load_arrays(path / SAVED)
+        return _from_saved(arrays, meta, path / SAVED, env, custom)
+    if (path / "config.toml").exists():
+        return _from_run(path, env, custom)
+    raise BadInput(f"{path} holds neither a run (config.toml) nor a saved agent ({SAVED})")
+
+
+def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
+    if not isinstance(meta.get("format"), int) or meta["format"] > FORMAT:
+        raise BadInput(f"{path} was written by a newer maxinforl ({meta.get('maxinforl')}): upgrade to load it")
+    try:
+        strategy = config.from_plain(meta["agent"], custom=custom)
+        settings = read_settings(meta["settings"])
+        agent = Agent(settings, strategy, env or meta["env"])
+        agent._known_spaces = read_spaces(meta["spaces"])
+        agent._loaded = {"agent": arrays, "clock": {k: int(meta["clock"][k]) for k in ("step", "update", "total")}}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path} is not a complete saved agent: {error!r} is missing or of the wrong kind") from error
+    agent._acting()  # so that a file that does not fit says so now
+    return agent
+
+
+def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
+    from maxinforl.training.directory import read_run
+
+    settings, strategy, plain = read_run(path, custom)
+    saved = CheckpointStore(path / "checkpoints").load(rows=False)
+    for warning in saved.warnings:
+        warnings.warn(warning, stacklevel=3)
+    part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
+    agent = Agent(settings, strategy, env or (settings.env if plain["by_name"] else None))
+    agent._known_spaces = read_spaces(plain["spaces"])
+    agent._loaded = {"agent": part("agent/"), "clock": {k: int(v) for k, v in part("clock/").items()}}
+    agent._acting()
+    return agent
+
+
+def plain_settings(settings: Settings) -> dict[str, Any]:
+    table = config.to_plain(settings)
+    table.pop("kind")
+    return table | {k: [list(pair) for pair in getattr(settings, k)] for k in ("env_arg", "set")}
+
+
+def read_settings(table: Any) -> Settings:
+    """Settings from a table of a file, with unknown names and wrong types refused."""
+    if not isinstance(table, dict):
+        raise BadInput("the settings are not a table")
+    hints = {f.name: f for f in fields(Settings)}
+    for name in table:
+        if name not in hints:
+            raise unknown("setting", str(name), hints)
+    values = {k: config.coerce(v, config._hints(Settings)[k], k) for k, v in table.items() if k not in ("env_arg", "set")}
+    pairs = {k: read_pairs(k, table[k]) for k in ("env_arg", "set") if k in table}
+    return Settings(**values, **pairs)
+
+
+def read_pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    items = list(value.items()) if isinstance(value, dict) else value
+    if not isinstance(items, list) or not all(len(p) == 2 and isinstance(p[0], str) for p in items if isinstance(p, (list, tuple))):
+        raise BadInput(f"{name} must be a table of names and values")
+    return tuple((p[0], tuple(p[1]) if isinstance(p[1], list) else p[1]) for p in items)
+
+
+def plain_spaces(observation: spaces.Box, action: spaces.Box) -> dict[str, Any]:
+    return {
+        "observation_shape": list(observation.shape),
+        "observation_dtype": str(observation.dtype),
+        "action_low": [float(x) for x in action.low],
+        "action_high": [float(x) for x in action.high],
+    }
+
+
+def read_spaces(table: dict[str, Any]) -> tuple[spaces.Box, spaces.Box]:
+    low, high = (np.array(table[k], np.float32) for k in ("action_low", "action_high"))
+    shape, image = tuple(int(n) for n in table["observation_shape"]), table["observation_dtype"] == "uint8"
+    if low.ndim != 1 or low.shape != high.shape or not np.isfinite([low, high]).all() or len(shape) not in (1, 3):
+        raise BadInput("the saved spaces are damaged")
+    observation = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-np.inf, np.inf, shape, np.float32)
+    return observation, spaces.Box(low, high, dtype=np.float32)

@@ -1,0 +1,128 @@
+"""The catalogue: every algorithm is a value of base x strategy x intrinsic reward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.multiplier import Tuned
+from maxinforl.core.optimism import Optimism
+from maxinforl.core.policies import NoisyDeterministic
+from maxinforl.core.schedules import constant
+from maxinforl.errors import BadInput, unknown
+from maxinforl.explore import Eipo, Epsilon, IntrinsicSum, MaxInfo, Plain, Strategy, Switch, Then
+from maxinforl.intrinsic import RND, Curiosity, Disagreement, Ensemble, InfoGain
+
+BASES: dict[str, ActorCritic] = {
+    "sac": ActorCritic(),
+    "redq": ActorCritic(critics=10, subset=2, reading="mean", utd=20),
+    "oac": ActorCritic(optimism=Optimism()),
+    "ddpg": ActorCritic(policy=NoisyDeterministic(clip=0.5), noise=constant(0.2)),
+    "droq": ActorCritic(reading="mean", layer_norm=True, dropout=0.01, utd=20),
+}
+
+INTRINSICS: dict[str, Ensemble] = {
+    "info-gain": InfoGain(),
+    "disagreement": Disagreement(),
+    "curiosity": Curiosity(),
+    "rnd": RND(),
+}
+
+STRATEGIES: dict[str, Strategy] = {
+    "none": Plain(),
+    "maxinfo": MaxInfo(),
+    "sum": IntrinsicSum(),
+    "eipo": Eipo(),
+    "eps": Switch(schedule=Epsilon()),
+    "then": Switch(schedule=Then()),
+}
+
+DEFAULT_INTRINSIC = {"maxinfo": "info-gain", "sum": "info-gain", "eipo": "info-gain"} | dict.fromkeys(
+    ("eps", "then"), "disagreement"
+)
+LIGHT = (64, 64)  # members of the light ensemble
+
+Algo = Literal[
+    "sac", "redq", "oac", "ddpg", "droq",
+    "maxinfo-sac", "maxinfo-redq", "maxinfo-oac", "maxinfo-ddpg", "maxinfo-droq",
+    "maxinfo-rnd-sac", "eps-maxinfo-sac", "eps-maxinfo-curiosity-sac",
+    "disagreement-sac", "curiosity-sac", "intrinsic-sac", "eipo-sac",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a catalogue name stands for."""
+
+    base: str
+    explore: str = "none"
+    intrinsic: str | None = None
+    summary: str = ""
+    section: str = ""  # of the paper
+
+
+CATALOGUE: dict[str, Recipe] = {
+    "sac": Recipe("sac", summary="soft actor-critic", section="2"),
+    "redq": Recipe("redq", summary="ten critics, many updates per step", section="5, appendix"),
+    "oac": Recipe("oac", summary="optimistic behaviour policy", section="appendix"),
+    "ddpg": Recipe("ddpg", summary="deterministic actor with clipped noise, twin critics", section="-"),
+    "droq": Recipe("droq", summary="dropout and layer-norm critics, many updates per step", section="-"),
+    "maxinfo-sac": Recipe("sac", "maxinfo", "info-gain", "SAC with self-tuned information gain", "4"),
+    "maxinfo-redq": Recipe("redq", "maxinfo", "info-gain", "REDQ with self-tuned information gain", "5"),
+    "maxinfo-oac": Recipe("oac", "maxinfo", "info-gain", "OAC with self-tuned information gain", "appendix"),
+    "maxinfo-ddpg": Recipe("ddpg", "maxinfo", "info-gain", "DDPG with self-tuned information gain", "-"),
+    "maxinfo-droq": Recipe("droq", "maxinfo", "info-gain", "DroQ with self-tuned information gain", "-"),
+    "maxinfo-rnd-sac": Recipe("sac", "maxinfo", "rnd", "MaxInfoSAC with random network distillation", "appendix"),
+    "eps-maxinfo-sac": Recipe("sac", "eps", "disagreement", "rounds of pure exploration with falling odds", "4"),
+    "eps-maxinfo-curiosity-sac": Recipe("sac", "eps", "curiosity", "the same, driven by curiosity", "appendix"),
+    "disagreement-sac": Recipe("sac", "then", "disagreement", "explore by disagreement, then exploit", "5"),
+    "curiosity-sac": Recipe("sac", "then", "curiosity", "explore by curiosity, then exploit", "5"),
+    "intrinsic-sac": Recipe("sac", "sum", "info-gain", "task and intrinsic value summed", "5"),
+    "eipo-sac": Recipe("sac", "eipo", "info-gain", "the sum, constrained to a greedy agent's return", "5"),
+}
+assert set(CATALOGUE) == set(get_args(Algo))
+
+# What a recipe changes beyond its parts.
+TWEAKS: dict[str, dict[str, Any]] = {
+    "maxinfo-oac": {"base": replace(BASES["oac"], optimism=Optimism(beta=1.0, shift=2.0))},
+    "maxinfo-rnd-sac": {"weight": Tuned(clip=0.5)},
+}
+
+
+def compose(base: str, explore: str = "none", intrinsic: str | None = None) -> Strategy:
+    """Any base x strategy x intrinsic reward that makes sense; one that cannot is refused with the reason."""
+    if base not in BASES:
+        raise unknown("base", base, BASES)
+    if explore not in STRATEGIES:
+        raise unknown("exploration strategy", explore, STRATEGIES)
+    if explore == "none":
+        if intrinsic is not None:
+            raise BadInput(f"--intrinsic {intrinsic} has no effect without a strategy: add --explore maxinfo")
+        return Plain(BASES[base])
+    name = intrinsic or DEFAULT_INTRINSIC[explore]
+    if name not in INTRINSICS:
+        raise unknown("intrinsic reward", name, INTRINSICS)
+    return replace(STRATEGIES[explore], base=BASES[base], intrinsic=INTRINSICS[name])  # type: ignore[call-arg]
+
+
+def recipe(algo: str) -> Recipe:
+    if algo not in CATALOGUE:
+        raise unknown("algorithm", algo, CATALOGUE, "`maxinforl list` shows them all.")
+    return CATALOGUE[algo]
+
+
+def algorithm(algo: str) -> Strategy:
+    """The agent a catalogue name stands for."""
+    found = recipe(algo)
+    return replace(compose(found.base, found.explore, found.intrinsic), **TWEAKS.get(algo, {}))
+
+
+def with_uncertainty(agent: Strategy, uncertainty: str) -> Strategy:
+    """The agent with a light ensemble, or the paper's: members as wide as the actor."""
+    if uncertainty not in ("paper", "light"):
+        raise unknown("uncertainty", uncertainty, ("paper", "light"))
+    if not isinstance(getattr(agent, "intrinsic", None), Ensemble):
+        return agent
+    hidden = LIGHT if uncertainty == "light" else agent.base.hidden
+    return replace(agent, intrinsic=replace(agent.intrinsic, hidden=hidden))  # type: ignore[attr-defined,call-arg]

@@ -1,0 +1,125 @@
+"""Frozen dataclasses to plain tables and back: names and numbers only, so that nothing loaded can execute."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache
+from typing import Any
+
+from maxinforl.errors import BadInput, unknown
+
+
+@cache
+def registry() -> dict[str, type]:
+    """Every class a configuration may name."""
+    from maxinforl.core import actor_critic, encoders, multiplier, optimism, plasticity, policies, schedules
+    from maxinforl.explore import eipo, intrinsic_sum, maxinfo, plain, switch
+    from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
+
+    modules = (actor_critic, encoders, multiplier, optimism, plasticity, policies, schedules)
+    modules += (eipo, intrinsic_sum, maxinfo, plain, switch, curiosity, disagreement, info_gain, rnd)
+    found = [thing for module in modules for thing in vars(module).values()]
+    return {c.__name__: c for c in found if isinstance(c, type) and is_dataclass(c) and _ours(c)}
+
+
+def _ours(cls: type) -> bool:
+    return cls.__module__.startswith("maxinforl.") and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def to_plain(value: Any) -> Any:
+    """Tables, lists, strings and numbers; a field that is None is left out."""
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) is not None}
+        return {"kind": type(value).__name__} | own
+    if isinstance(value, tuple):
+        return [to_plain(v) for v in value]
+    if callable(value):
+        return f"custom:{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return value
+
+
+def from_plain(value: Any, hint: Any = Any, path: str = "agent", custom: Iterable[type] = ()) -> Any:
+    """The dataclass a table describes, every entry checked against the field's type."""
+    if isinstance(value, dict):
+        return _dataclass(value, path, {c.__name__: c for c in custom})
+    return coerce(value, hint, path)
+
+
+def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any:
+    known = registry() | custom
+    kind = table.get("kind")
+    if not isinstance(kind, str) or kind not in known:
+        raise unknown(f"kind in [{path}]", str(kind), known, "Classes of your own are passed to load(custom=[...]).")
+    cls = known[kind]
+    hints, names = _hints(cls), {f.name for f in fields(cls)}
+    for name in table:
+        if name != "kind" and name not in names:
+            raise unknown(f"setting in [{path}]", name, names)
+    values = {
+        name: from_plain(value, hints[name], f"{path}.{name}", custom.values())
+        for name, value in table.items()
+        if name != "kind"
+    }
+    absent = {
+        f.name: None for f in fields(cls) if f.name not in table and type(None) in typing.get_args(hints[f.name])
+    }
+    required = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values | absent]
+    if required:
+        raise BadInput(f"[{path}] lacks '{required[0]}'")
+    return cls(**(absent | values))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def coerce(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the type a field declares, or a sentence."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    for option in options:
+        fitted = _fit(value, option, path)
+        if fitted is not MISSING:
+            return fitted
+    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    raise BadInput(f"{path} must be {wanted}, not {value!r}")
+
+
+def _fit(value: Any, hint: Any, path: str) -> Any:
+    if hint is Any or hint is Ellipsis:
+        return value
+    if hint is type(None):
+        return None if value is None else MISSING
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, (list, tuple)):
+            return MISSING
+        inner = typing.get_args(hint)[0]
+        return tuple(coerce(v, inner, path) for v in value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    if typing.get_origin(hint) is Callable and callable(value):
+        return value
+    return MISSING
+
+
+def override(tree: Any, path: str, value: Any, full: str | None = None) -> Any:
+    """A copy of a configuration with one entry replaced: override(agent, "base.lr", 1e-4)."""
+    full = full or path
+    name, _, rest = path.partition(".")
+    names = {f.name for f in fields(tree)}
+    if name not in names:
+        near = unknown("setting", full, [f"{full[: -len(path)]}{n}" for n in names])
+        raise near
+    if rest:
+        child = getattr(tree, name)
+        if not is_dataclass(child):
+            raise BadInput(f"'{full}' reaches into '{name}', which is a single value")
+        return replace(tree, **{name: override(child, rest, value, full)})
+    hint = _hints(type(tree))[name]
+    fresh = from_plain(value, hint, full) if isinstance(value, dict) else value
+    return replace(tree, **{name: fresh if is_dataclass(fresh) or callable(fresh) else coerce(fresh, hint, full)})

@@ -1,0 +1,46 @@
+"""What MuJoCo needs before it is imported: a way to draw without a screen, and a log that is not a stray file."""
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from maxinforl.errors import RunFailed
+
+FIX = "on Debian install libegl1 and libgl1, or install libosmesa6 and set MUJOCO_GL=osmesa"
+BACKENDS = {"egl": ("libEGL.so.1", "libGL.so.1"), "osmesa": ("libOSMesa.so.8",)}
+
+
+def choose_backend() -> None:
+    """Sets MUJOCO_GL to the first back end whose libraries load; a choice the user made stands."""
+    if "MUJOCO_GL" in os.environ:
+        return
+    for backend, libraries in BACKENDS.items():
+        if all(map(loads, libraries)):
+            os.environ["MUJOCO_GL"] = backend
+            return
+
+
+def loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def log_warnings(mujoco: Any) -> None:
+    """Sends MuJoCo's warnings to `logging`; by itself it writes MUJOCO_LOG.TXT into the working directory."""
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(logging.getLogger("maxinforl.mujoco").warning)
+
+
+def rendered(render: Callable[[], Any]) -> np.ndarray:
+    """A fresh frame, or a sentence that names what to install."""
+    try:
+        return np.array(render())
+    except Exception as error:
+        raise RunFailed(f"rendering failed ({type(error).__name__}: {error}): {FIX}") from error

@@ -1,0 +1,103 @@
+"""Which environment a name means, and how it is built."""
+
+import sys
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any
+
+import gymnasium as gym
+
+from maxinforl.envs import gl
+from maxinforl.errors import BadInput, missing_extra, unknown
+
+RENDER_SIZE = 256
+PIXELS, DMC, BRAX, JAX = "pixels/", "dmc/", "brax/", "jax/"
+PENDULUM = "pendulum-hanging"
+H1 = {"h1-stand": "stand", "h1-walk": "walk", "h1-run": "run"}
+
+
+def build(name: str, render_mode: str | None, size: int, args: Mapping[str, Any]) -> gym.Env:
+    """The bare environment of a name without the `pixels/` prefix; `size` is the side of what it renders."""
+    if name.startswith(DMC):
+        from maxinforl.envs.dmc import DMControl
+
+        return construct(name, DMControl, args, name.removeprefix(DMC), render_mode=render_mode, size=size)
+    if name in H1:
+        from maxinforl.envs.humanoid import HumanoidH1
+
+        return construct(name, HumanoidH1, args, H1[name], render_mode=render_mode, size=size)
+    if name.startswith((JAX, BRAX)):
+        from maxinforl.envs.jax_native import JaxEnv, task
+
+        return construct(name, JaxEnv, args, task(name), render_mode=render_mode, size=size)
+    if name == PENDULUM:
+        from maxinforl.envs.pendulum import HangingPendulum
+
+        return construct(name, HangingPendulum, args, render_mode=render_mode, size=size)
+    return from_registry(name, render_mode, args)
+
+
+def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any], *fixed: Any, **own: Any) -> gym.Env:
+    """Builds with the user's arguments; what they got wrong becomes a sentence."""
+    check_kinds(name, build, args)
+    try:
+        return build(*fixed, **own, **args)
+    except TypeError as error:
+        if not args:
+            raise
+        given = ", ".join(f"{key}={value}" for key, value in args.items())
+        raise BadInput(f"{name} cannot be built with the environment arguments {given}: {error}") from error
+
+
+def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any]) -> None:
+    """Refuses the text 'false' for a switch, which would count as true."""
+    for key, parameter in signature(build).parameters.items() if args else ():
+        kind = type(parameter.default)
+        if key in args and kind in (bool, float) and not isinstance(args[key], (kind, int)):
+            raise BadInput(f"{name} takes a {kind.__name__} for the environment argument {key}, not {args[key]!r}")
+
+
+def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -> gym.Env:
+    """A Gymnasium id; its own checker is left out because the pool checks each step, and cheaper."""
+    own = {}
+    if render_mode:
+        gl.choose_backend()
+        own["render_mode"] = render_mode
+    try:
+        env = construct(name, gym.make, args, name, disable_env_checker=True, **own)
+    except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
+        raise unknown("environment", name, [*gym.registry, *catalogue()]) from error
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        if "mujoco" in str(error).lower():
+            raise missing_extra("mujoco", f"the environment '{name}'") from error
+        raise BadInput(f"the environment '{name}' needs a package that is not installed: {error}") from error
+    except gym.error.Error as error:
+        raise BadInput(f"the environment '{name}' cannot be made: {error}") from error
+    if "mujoco" in sys.modules:
+        gl.log_warnings(sys.modules["mujoco"])
+    return env
+
+
+def default_action_repeat(name: object) -> int:
+    """How many base steps an action lasts by preset: 2 for the DeepMind Control Suite, else 1."""
+    return 2 if isinstance(name, str) and name.removeprefix(PIXELS).startswith(DMC) else 1
+
+
+def catalogue() -> dict[str, str]:
+    """Every environment this package brings, with one line about it."""
+    from maxinforl.envs import jax_native
+
+    return {
+        PENDULUM: "Pendulum-v1 that starts hanging at rest, 200 steps",
+        **{name: f"Unitree H1 robot, HumanoidBench's {task} task without hands" for name, task in H1.items()},
+        **{JAX + name: task.summary for name, task in jax_native.TASKS.items()},
+        **dmc_catalogue(),
+    }
+
+
+def dmc_catalogue() -> dict[str, str]:
+    try:
+        from maxinforl.envs.dmc import tasks
+    except BadInput:
+        return {}
+    return {DMC + name: line for name, line in tasks().items()}

@@ -1,0 +1,192 @@
+"""One wrapper that makes any environment look alike: flat float32 or uint8 frames, repeat, action cost."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from maxinforl.errors import BadInput, RunFailed
+
+
+class Observe(Protocol):
+    """Turns what an environment returned into one fresh array of `space`."""
+
+    @property
+    def space(self) -> spaces.Box: ...
+
+    def __call__(self, raw: Any) -> np.ndarray: ...
+
+
+class Adapted(gym.Wrapper):
+    """Any environment with a rank-1 float32 or HxWxC uint8 observation and a rank-1 float32 action in native units.
+
+    An action is held for `action_repeat` base steps (fewer if the episode ends); the reward is the sum over them, less
+    `action_cost` times the Euclidean norm of the native action on every base step. `observe` is asked once per step,
+    so frames inside a repeat are never drawn.
+    """
+
+    name: str = ""
+
+    def __init__(
+        self, env: gym.Env, *, action_repeat: int = 1, action_cost: float = 0.0, observe: Observe | None = None
+    ):
+        super().__init__(env)
+        if action_repeat < 1:
+            raise BadInput(f"the action repeat is {action_repeat}, but an action lasts at least 1 step")
+        if not (math.isfinite(action_cost) and action_cost >= 0):
+            raise BadInput(f"the action cost is {action_cost}, but it must be a finite number that is not negative")
+        self.action_repeat, self.action_cost = action_repeat, action_cost
+        self._observe = observe or Encoder(env.observation_space)
+        self.observation_space = self._observe.space
+        self.action_space, self._native = native_actions(env.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        raw, info = self.env.reset(seed=seed, options=options)
+        return self._observe(raw), info
+
+    def step(self, action):
+        native = action if self._native is None else self._native(action)
+        total, steps, done = 0.0, 0, False
+        raw = terminated = truncated = info = None
+        while steps < self.action_repeat and not done:
+            raw, reward, terminated, truncated, info = self.env.step(native)
+            total += number(reward)
+            steps += 1
+            done = terminated or truncated
+        if self.action_cost:
+            total -= steps * self.action_cost * math.sqrt(sum(a * a for a in action.tolist()))
+        return self._observe(raw), total, bool(terminated), bool(truncated), dict(info or (), base_steps=steps)
+
+
+class Normalised(gym.Wrapper):
+    """Takes actions in [-1, 1], clips them and hands on native units."""
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        assert isinstance(env.action_space, spaces.Box)
+        self.to_native = rescale(env.action_space)
+        self.action_space = spaces.Box(-1.0, 1.0, env.action_space.shape, np.float32)
+
+    def step(self, action):
+        return self.env.step(self.to_native(clip(action)))
+
+
+def clip(action: np.ndarray) -> np.ndarray:
+    """A fresh float32 copy within [-1, 1]; np.clip costs five times as much on arrays this small."""
+    return np.minimum(np.maximum(np.asarray(action, np.float32), -1), 1)
+
+
+def rescale(box: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
+    """The affine map from [-1, 1] onto a bounded float32 box; works on batches."""
+    low, high = box.low, box.high
+    centre, half = (high / 2 + low / 2).astype(np.float32), (high / 2 - low / 2).astype(np.float32)
+    if (centre == 0).all() and (half == 1).all():
+        return lambda action: action
+    if ((centre - half >= low) & (centre + half <= high)).all():
+        return lambda action: centre + half * action
+    # rounding leads out of some boxes by one unit in the last place
+    return lambda action: np.minimum(np.maximum(centre + half * action, low), high)
+
+
+def number(reward: Any) -> float:
+    """The reward as a Python float, or a sentence."""
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        raise RunFailed(f"the reward is {reward!r} and not a number") from None
+
+
+def native_actions(space: spaces.Space) -> tuple[spaces.Box, Callable | None]:
+    """The rank-1 float32 box users act in, and how an action becomes what the environment wants (None: as it is)."""
+    if not (isinstance(space, spaces.Box) and space.dtype.kind == "f"):
+        raise BadInput(f"the action space is {space}, but the algorithms here need continuous actions (a float Box)")
+    if not space.is_bounded():
+        raise BadInput(f"the action space {space} has no bounds, but actions in [-1, 1] must map onto some")
+    low, high = (np.asarray(b, np.float32).ravel() for b in (space.low, space.high))
+    box = spaces.Box(low, high, dtype=np.float32)
+    if space.dtype == np.float32 and len(space.shape) == 1:
+        return box, None
+    # a float32 bound can lie outside a float64 one by a rounding, and some environments assert
+    return box, lambda a: np.clip(np.reshape(a, space.shape).astype(space.dtype), space.low, space.high)
+
+
+class Encoder:
+    """Flattens an observation: parts in the order of the space, depth first, Discrete parts one-hot."""
+
+    def __init__(self, space: spaces.Space):
+        self.parts = list(leaves(space))
+        if len(self.parts) == 1 and is_image(self.parts[0][1]):
+            self.space = frame_space(self.parts[0][1])
+        else:
+            low, high = zip(*(bounds(part) for _, part in self.parts))
+            self.space = spaces.Box(np.concatenate(low), np.concatenate(high), dtype=np.float32)
+        self.plain = self.parts[0][1] if len(self.parts) == 1 and isinstance(self.parts[0][1], spaces.Box) else None
+
+    def __call__(self, raw: Any) -> np.ndarray:
+        if self.plain is not None:
+            return self._box(self.plain, dig(raw, self.parts[0][0])).reshape(self.space.shape)
+        return np.concatenate([self._flat(part, dig(raw, path)) for path, part in self.parts])
+
+    def _flat(self, part: spaces.Space, raw: Any) -> np.ndarray:
+        if isinstance(part, spaces.Box):
+            return self._box(part, raw).ravel()
+        if not part.contains(raw):
+            raise RunFailed(f"the observation holds {raw!r}, but the space says {part}")
+        return np.asarray(spaces.flatten(part, raw), np.float32)
+
+    def _box(self, part: spaces.Box, raw: Any) -> np.ndarray:
+        array = np.asarray(raw)
+        if array.shape != part.shape:
+            raise RunFailed(f"the observation has shape {array.shape}, but the space says {part.shape}")
+        if array.dtype.kind not in "fiub" or (self.space.dtype == np.uint8 and array.dtype != np.uint8):
+            raise RunFailed(f"the observation has dtype {array.dtype}, but the space says {part.dtype}")
+        return np.array(array, self.space.dtype)  # always a copy: environments reuse their buffers
+
+
+def leaves(space: spaces.Space, path: tuple = ()) -> Iterator[tuple[tuple, spaces.Space]]:
+    """Every part of a nested space with the keys that lead to it."""
+    if isinstance(space, spaces.Dict):
+        inner = space.spaces.items()
+    elif isinstance(space, spaces.Tuple):
+        inner = enumerate(space.spaces)
+    else:
+        yield path, space
+        return
+    for key, part in inner:
+        yield from leaves(part, (*path, key))
+
+
+def dig(raw: Any, path: tuple) -> Any:
+    for key in path:
+        raw = raw[key]
+    return raw
+
+
+def is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
+
+
+def frame_space(space: spaces.Space) -> spaces.Box:
+    """HxWxC for a uint8 image space; HxW becomes HxWx1."""
+    assert space.shape is not None
+    shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
+    if shape[0] <= 4 < shape[-1]:
+        raise BadInput(f"the image observation has shape {shape}: put the channels last")
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+def bounds(part: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
+    """Flat float32 bounds of one part of a vector observation."""
+    if is_image(part):
+        raise BadInput("the observation mixes an image with other parts: keep one of them before you pass it in")
+    if isinstance(part, spaces.Box):
+        if len(part.shape) > 2:
+            raise BadInput(f"the observation is a {part.dtype} image of shape {part.shape}: images must be uint8")
+        return part.low.ravel().astype(np.float32), part.high.ravel().astype(np.float32)
+    if not isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        raise BadInput(f"observations of kind {type(part).__name__} cannot be flattened into a vector")
+    size = spaces.flatdim(part)
+    return np.zeros(size, np.float32), np.ones(size, np.float32)

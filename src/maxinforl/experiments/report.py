@@ -1,0 +1,260 @@
+"""`maxinforl report`: one HTML file that needs nothing else, and the same figures for a paper."""
+
+import base64
+import gzip
+import html
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxinforl.errors import BadInput
+from maxinforl.experiments import figures
+from maxinforl.experiments.rundir import Run, find_runs
+from maxinforl.experiments.summary import Chart, Line, Summary, Table, count, label_runs, summarise
+from maxinforl.files import MiB, shown, write_atomic
+
+TABS = {
+    "overview": "Overview",
+    "curves": "Learning curves",
+    "profiles": "Profiles",
+    "exploration": "Exploration",
+    "states": "States",
+    "videos": "Videos",
+    "data": "Data and commands",
+}
+VIDEO_LIMIT, VIDEOS_LIMIT, PLAIN_CSV_LIMIT = 4 * MiB, 24 * MiB, 2 * MiB
+LISTED = 200  # problems and commands shown one by one
+PANELS = 30  # of an exported figure
+
+Paths = Iterable[str | os.PathLike[str]]
+
+
+def report(paths: Paths, out: str | os.PathLike[str]) -> Path:
+    """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory."""
+    summary = _summary(paths)
+    out = Path(out)
+    out = out / "report.html" if out.is_dir() or not out.suffix else out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, (part.encode() for part in render(summary)))
+    return out
+
+
+def _summary(paths: Paths) -> Summary:
+    problems: list[str] = []
+    runs = find_runs(paths, problems)
+    if not runs and problems:
+        raise BadInput(f"none of the runs can be read: {problems[0]}")
+    return summarise(runs, problems)
+
+
+def render(summary: Summary) -> Iterator[str]:
+    """The page in pieces: every name from a run passes through `html.escape` or JSON."""
+    template = (resources("maxinforl.experiments") / "report.html").read_text(encoding="utf-8")
+    panels = {
+        "overview": _overview(summary),
+        "videos": _videos(summary),
+        "data": _data(summary),
+        **dict.fromkeys(("curves", "profiles", "exploration", "states"), '<div class="charts"></div>'),
+    }
+    there = {chart.tab for chart in summary.charts} | {"overview", "data"} | ({"videos"} if panels["videos"] else set())
+    shown_tabs = [tab for tab in TABS if tab in there]
+    parts = {
+        "title": html.escape(_title(summary)),
+        "tabs": "".join(_tab(tab, tab == "overview") for tab in shown_tabs),
+        "panels": "".join(_panel(tab, panels[tab], tab == "overview") for tab in shown_tabs),
+        "data": _json({"labels": summary.labels, "colours": figures.COLOURS, "charts": _charts(summary.charts)}),
+    }
+    # One pass over the template: what is put in is never looked at again.
+    for i, piece in enumerate(re.split(r"@@(\w+)@@", template)):
+        yield parts[piece] if i % 2 else piece
+
+
+def _title(summary: Summary) -> str:
+    envs = sorted({run.env for run in summary.runs})
+    where = envs[0] if len(envs) == 1 else f"{len(envs)} tasks"
+    return f"{count(len(summary.labels), 'algorithm')}, {where}, {count(len(summary.runs), 'run')}"
+
+
+def _tab(tab: str, first: bool) -> str:
+    state = f'aria-selected="{str(first).lower()}" aria-controls="panel-{tab}" id="tab-{tab}"'
+    return f'<button role="tab" type="button" {state} data-tab="{tab}">{TABS[tab]}</button>'
+
+
+def _panel(tab: str, content: str, first: bool) -> str:
+    hidden = "" if first else " hidden"
+    label = f'aria-labelledby="tab-{tab}" id="panel-{tab}"'
+    return f'<section role="tabpanel" {label} data-tab="{tab}"{hidden}>{content}</section>'
+
+
+# --- parts of the page ----------------------------------------------------------------------------------------
+
+
+def _overview(summary: Summary) -> str:
+    return _list("Missing or left out", summary.problems) + "".join(map(_table, summary.tables))
+
+
+def _list(title: str, sentences: Sequence[str]) -> str:
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{html.escape(s)}</li>" for s in sentences[:LISTED])
+    more = f"<li>… and {len(sentences) - LISTED} more</li>" if len(sentences) > LISTED else ""
+    opened = " open" if len(sentences) <= 5 else ""
+    return (
+        f"<details{opened}><summary>{html.escape(title)} ({len(sentences)})</summary><ul>{items}{more}</ul></details>"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
+    body = "".join(map(_row, table.rows))
+    grid = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    note = f'<p class="note">{html.escape(table.note)}</p>'
+    return f'<h2>{html.escape(table.title)}</h2><div class="scroll">{grid}</div>{note}'
+
+
+def _row(cells: Sequence[str]) -> str:
+    name, *values = map(html.escape, cells)
+    return f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{value}</td>" for value in values) + "</tr>"
+
+
+def _videos(summary: Summary) -> str:
+    """Small recordings inside the page, the others by name."""
+    parts, left = [], VIDEOS_LIMIT
+    for run, video in [(r, v) for r in summary.runs for v in r.videos]:
+        caption, size = f"{run.algo} on {run.env}, seed {run.seed}: {video.name}", video.stat().st_size
+        if size <= min(VIDEO_LIMIT, left):
+            left -= size
+            content = base64.b64encode(video.read_bytes()).decode()
+            source = f'src="data:video/mp4;base64,{content}"'
+            player = f'<video controls muted playsinline preload="metadata" {source}></video>'
+        else:
+            player, caption = "", f"{caption} ({size / MiB:.1f} MiB, not embedded: {video})"
+        parts.append(f"<figure>{player}<figcaption>{html.escape(caption)}</figcaption></figure>")
+    return f'<div class="videos">{"".join(parts)}</div>' if parts else ""
+
+
+def _data(summary: Summary) -> str:
+    commands = Counter(re.sub(r"(--seeds?[ =])\d+", r"\g<1>N", run.command) for run in summary.runs if run.command)
+    lines = [f"{command}   # {count(n, 'run')}" for command, n in commands.most_common(LISTED)]
+    versions = defaultdict(Counter)
+    for run in summary.runs:
+        for name, version in run.versions.items():
+            versions[name][version] += 1
+    rows = [
+        [name, "; ".join(f"{v} ({count(n, 'run')})" for v, n in counts.most_common(20))]
+        for name, counts in versions.items()
+    ]
+    table = Table("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
+    listed = "\n".join(lines) if lines else "the runs recorded no command"
+    note = '<p class="note">N stands for the seed of each run.</p>'
+    return f"{_download(summary)}<h2>Commands</h2>{note}<pre>{html.escape(listed)}</pre>{_table(table) if rows else ''}"
+
+
+def _download(summary: Summary) -> str:
+    raw = raw_csv(summary.runs).encode()
+    small = len(raw) <= PLAIN_CSV_LIMIT
+    content = base64.b64encode(raw if small else gzip.compress(raw, compresslevel=3, mtime=0)).decode()
+    name, kind = ("returns.csv", "text/csv") if small else ("returns.csv.gz", "application/gzip")
+    link = f'<a class="button" download="{name}" href="data:{kind};base64,{content}">Download {name}</a>'
+    return f"<h2>Raw data</h2><p>{link} Every logged return of every run.</p>"
+
+
+def raw_csv(runs: Sequence[Run]) -> str:
+    """Every return behind the curves: algorithm, task, seed, both step counters, value, where it was measured."""
+    lines = ["algorithm,env,seed,step,env_step,return,source"]
+    for label, group in label_runs(runs).items():
+        for run in group:
+            if run.returns is not None:
+                source = "evaluation" if "mean_return" in run.evaluation else "training episodes"
+                start = f"{_cell(label)},{_cell(run.env)},{run.seed}"
+                rows = zip(run.returns.step, run.returns.env_step, run.returns.value)
+                lines += [f"{start},{step:.0f},{env_step:.0f},{value:.8g},{source}" for step, env_step, value in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A CSV cell that a spreadsheet neither splits nor computes."""
+    text = "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n\r') else text
+
+
+# --- chart data -----------------------------------------------------------------------------------------------
+
+
+def _json(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _charts(charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    return [
+        {
+            "tab": chart.tab,
+            "title": chart.title,
+            "xlabel": chart.xlabel,
+            "ylabel": chart.ylabel,
+            "lines": [_line(line) for line in chart.lines],
+            **({} if chart.time is None else {"time": _numbers(chart.time)}),
+            **({} if chart.box is None else {"box": chart.box}),
+        }
+        for chart in charts
+    ]
+
+
+def _line(line: Line) -> dict[str, Any]:
+    named = {"x": line.x, "y": line.y, "low": line.low, "high": line.high}
+    return {"label": line.label, **{key: _numbers(values) for key, values in named.items() if values is not None}}
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    """Five digits are more than a screen shows; a missing point is null."""
+    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+# --- figures for a paper --------------------------------------------------------------------------------------
+
+
+def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") -> list[Path]:
+    """One figure file per tab of the report (curves, profiles, exploration, states) in `out`."""
+    if fmt not in ("png", "pdf", "svg"):
+        raise BadInput(f"figures can be written as png, pdf or svg, not '{shown(fmt)}'")
+    summary, written = _summary(paths), []
+    for tab in TABS:
+        charts = [chart for chart in summary.charts if chart.tab == tab]
+        for start in range(0, len(charts), PANELS):
+            name = tab if len(charts) <= PANELS else f"{tab}-{start // PANELS + 1}"
+            written.append(_export(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
+    return written
+
+
+@figures.styled
+def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+    columns = min(3, len(charts))
+    figure, axes = figures.canvas(-(-len(charts) // columns), columns)
+    for ax, chart in zip(axes, charts):
+        if chart.time is not None:
+            states = np.stack([chart.lines[0].x, chart.lines[0].y], 1)
+            figures.phase_plot(ax, states, chart.time, names=(chart.xlabel, chart.ylabel), title=_text(chart.title))
+            ax.set(**dict(zip(("xlim", "ylim"), chart.box or ())))
+            continue
+        for line in chart.lines:
+            low, high = (line.y if bound is None else bound for bound in (line.low, line.high))
+            figures.band(ax, line.x, low, line.y, high, _text(labels[line.label]), color=figures.colour(line.label))
+        ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel, title=_text(chart.title))
+        ax.legend()
+    for ax in axes[len(charts) :]:
+        ax.set_axis_off()
+    return figures.save(figure, path)
+
+
+def _text(name: str) -> str:
+    """A name as it is: Matplotlib would read dollar signs as formulas and a leading underscore as "no legend"."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")

@@ -1,0 +1,467 @@
+"""From runs to what a report shows: charts and tables as plain data, drawn by the page or by Matplotlib."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maxinforl.errors import BadInput
+from maxinforl.experiments import statistics as st
+from maxinforl.experiments.rundir import Run, Series
+
+Array = NDArray[np.float64]
+POINTS = 100  # of a curve on the page
+RESAMPLES = 1000
+LATE = 0.1  # the last tenth of the evaluations is the final score
+PHASE_POINTS, PHASE_PLOTS, CELLS = 1500, 24, 20
+
+EXPLORATION = {
+    "explore/alpha1": "entropy temperature α1",
+    "explore/alpha2": "information-gain temperature α2",
+    "explore/intrinsic_weight": "EIPO's intrinsic weight 1/λ",
+    "explore/info_gain": "information gain of the policy",
+    "explore/info_gain_target": "information gain of the target policy",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One series of a chart; `low` and `high` bound its band."""
+
+    label: int  # index into Summary.labels
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A panel of lines, or of points coloured by `time`."""
+
+    tab: str
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line]
+    time: Array | None = None
+    box: tuple[tuple[float, float], tuple[float, float]] | None = None  # x and y ranges shared with other charts
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; `note` says what the numbers are."""
+
+    title: str
+    note: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All seeds of one label on one task, curves on the task's grid."""
+
+    runs: Sequence[Run]
+    curves: Array  # [seeds, grid]
+    finished: NDArray[np.bool_]  # per seed: it reached the task's horizon
+
+    @property
+    def final(self) -> Array:
+        """Mean of the last tenth of the evaluations, of finished runs only."""
+        late = max(1, round(LATE * self.curves.shape[1]))
+        return self.curves[self.finished, -late:].mean(1)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One environment: its grid of environment steps and its cells by label."""
+
+    env: str
+    grid: Array
+    cells: Mapping[str, Cell]
+    normalisation: st.Normalisation
+
+    @property
+    def start(self) -> int:
+        """The first grid point from which on every finished run is known."""
+        known = np.concatenate([np.isfinite(cell.curves[cell.finished]) for cell in self.cells.values()])
+        return int(np.argmax(known.all(0))) if len(known) else 0
+
+    @property
+    def threshold(self) -> float:
+        """Halfway up the normalisation's range."""
+        return (self.normalisation.low + self.normalisation.high) / 2
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything a report shows."""
+
+    runs: Sequence[Run]
+    labels: Sequence[str]
+    charts: Sequence[Chart]
+    tables: Sequence[Table]
+    problems: Sequence[str] = field(default_factory=list)
+
+
+def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
+    """Charts and tables of all runs; whatever is missing or incomplete is said in `problems`."""
+    if not runs:
+        raise BadInput("there are no runs to report: give directories that hold config.toml and metrics.jsonl")
+    notes = list(problems)
+    named = label_runs(runs, notes)
+    labels = sorted(named)
+    index = {label: i for i, label in enumerate(labels)}
+    tasks = _tasks(named, notes)
+    charts = [_curve_chart(task, index) for task in tasks]
+    charts += _aggregate_charts(tasks, index) + _metric_charts(named, index) + _state_charts(named, index, notes)
+    tables = _aggregate_tables(tasks, notes) + [_task_table(task) for task in tasks]
+    return Summary(list(runs), labels, charts, tables, notes)
+
+
+# --- grouping -------------------------------------------------------------------------------------------------
+
+SAME = {"algo", "env", "seed", "steps", "command", "versions"}  # never part of a label
+
+
+def label_runs(runs: Sequence[Run], notes: list[str] | None = None) -> dict[str, list[Run]]:
+    """Runs by algorithm; settings that differ between runs of an algorithm on one task are added to its name."""
+    settings = {id(run): _flat(run.config) for run in runs}
+    cells: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        cells[run.algo, run.env].append(run)
+    varying: dict[str, set[str]] = defaultdict(set)
+    for (algo, _), cell in cells.items():
+        first = settings[id(cell[0])]
+        for other in (settings[id(run)] for run in cell[1:]):
+            if other != first:
+                varying[algo] |= {k for k in first.keys() | other.keys() if first.get(k) != other.get(k)}
+    named: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        shown = [f"{k.rpartition('.')[2]}={settings[id(run)].get(k, '–')}" for k in sorted(varying[run.algo])]
+        named[run.algo + (f" ({', '.join(shown)})" if shown else "")].append(run)
+    return {label: _one_per_seed(label, group, notes if notes is not None else []) for label, group in named.items()}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat = {}
+    for key, value in table.items():
+        if prefix or key not in SAME:
+            flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)}
+    return flat
+
+
+def _one_per_seed(label: str, runs: Sequence[Run], notes: list[str]) -> list[Run]:
+    """A seed counts once: of copies of the same run, the one that got furthest."""
+    best: dict[tuple[str, int], Run] = {}
+    for run in sorted(runs, key=_reached):
+        best[run.env, run.seed] = run
+    if len(best) < len(runs):
+        extra = len(runs) - len(best)
+        notes.append(f"{label} has {count(extra, 'run')} of seeds that are there already: the longest of each was kept")
+    return sorted(best.values(), key=lambda run: (run.env, run.seed))
+
+
+def _reached(run: Run) -> float:
+    return float(run.returns.step[-1]) if run.returns else 0.0
+
+
+def _by_env(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    grouped: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        grouped[run.env].append(run)
+    return grouped
+
+
+def _grid(series: Sequence[Series], end: float = math.inf) -> Array:
+    """The steps at which anything was logged, thinned to `POINTS`."""
+    steps = np.unique(np.concatenate([s.env_step for s in series]))
+    steps = steps[steps <= end]
+    return steps[np.unique(np.linspace(0, len(steps) - 1, POINTS).round().astype(int))] if len(steps) else steps
+
+
+def _read(series: Sequence[Series], grid: Array) -> Array:
+    return st.on_grid([s.env_step for s in series], [s.value for s in series], grid)
+
+
+def _tasks(named: Mapping[str, Sequence[Run]], notes: list[str]) -> list[Task]:
+    found: dict[str, dict[str, list[Run]]] = defaultdict(dict)
+    for label, runs in named.items():
+        for env, cell in _by_env(runs).items():
+            kept = [run for run in cell if run.returns is not None and np.isfinite(run.returns.value).any()]
+            if len(kept) < len(cell):
+                notes.append(f"{label} on {env} has {count(len(cell) - len(kept), 'run')} without returns: left out")
+            if kept:
+                found[env][label] = kept
+    tasks = [_task(env, found[env], notes) for env in sorted(found)]
+    _missing_cells(tasks, named, notes)
+    return tasks
+
+
+def _task(env: str, cells: Mapping[str, Sequence[Run]], notes: list[str]) -> Task:
+    """Read every curve on one grid, up to the last step that every label which finished anything reached."""
+    series = {label: [run.returns for run in runs if run.returns] for label, runs in cells.items()}
+    longest = {
+        label: max((s.env_step[-1] for s, run in zip(series[label], runs) if _done(run, s)), default=math.nan)
+        for label, runs in cells.items()
+    }
+    horizon = float(np.nanmin(list(longest.values()))) if not all(map(math.isnan, longest.values())) else math.inf
+    grid = _grid([s for group in series.values() for s in group], horizon)
+    built = {}
+    for label, runs in cells.items():
+        curves = _read(series[label], grid)
+        built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]))
+        if not built[label].finished.all():
+            short = int((~built[label].finished).sum())
+            notes.append(
+                f"{label} on {env}: {count(short, 'run')} stopped before {grid[-1]:,.0f} steps, without a final score"
+            )
+    everything = np.concatenate([cell.curves.ravel() for cell in built.values()])
+    return Task(env, grid, built, st.normalisation(env, everything))
+
+
+def _done(run: Run, series: Series) -> bool:
+    return bool(series.step[-1] >= 0.95 * run.steps)
+
+
+def _missing_cells(tasks: Sequence[Task], named: Mapping[str, Sequence[Run]], notes: list[str]) -> None:
+    for task in tasks:
+        seeds = {label: {run.seed for run in cell.runs} for label, cell in task.cells.items()}
+        wanted = set.union(*seeds.values())
+        for label in sorted(named):
+            missing = sorted(wanted - seeds.get(label, set()))
+            if label not in seeds:
+                notes.append(f"{label} was not run on {task.env}")
+            elif missing:
+                noun = "seed" if len(missing) == 1 else "seeds"
+                listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+                notes.append(f"{label} on {task.env} misses {noun} {listed}: its intervals are wider")
+
+
+# --- charts ---------------------------------------------------------------------------------------------------
+
+STEPS = "environment steps"
+
+
+def _mean_line(label: int, grid: Array, curves: Array) -> Line:
+    mean, se, _ = st.mean_se(curves)
+    se = np.where(np.isfinite(se), se, 0.0)
+    return Line(label, grid, mean, mean - se, mean + se)
+
+
+def _curve_chart(task: Task, index: Mapping[str, int]) -> Chart:
+    lines = [_mean_line(index[label], task.grid, cell.curves) for label, cell in task.cells.items()]
+    return Chart("curves", task.env, STEPS, "return (mean ± standard error)", lines)
+
+
+def _common(tasks: Sequence[Task]) -> tuple[list[Task], list[str]]:
+    """The tasks on which every label has a final score, and the labels."""
+    labels = sorted({label for task in tasks for label in task.cells})
+    scored = lambda task, label: label in task.cells and task.cells[label].finished.any()
+    return [task for task in tasks if all(scored(task, label) for label in labels)], labels
+
+
+def _aggregate_charts(tasks: Sequence[Task], index: Mapping[str, int]) -> list[Chart]:
+    common, labels = _common(tasks)
+    if not common:
+        return []
+    scores = {label: [task.normalisation(task.cells[label].final) for task in common] for label in labels}
+    pooled = np.concatenate([task for group in scores.values() for task in group])
+    levels = np.linspace(min(0.0, pooled.min()), max(1.0, pooled.max()), 51)
+    profile = lambda label: st.performance_profile(scores[label], levels, RESAMPLES)
+    over = f"over {count(len(common), 'task')} that every algorithm finished"
+    title = f"performance profile {over}"
+    profiles = [_interval_line(index[label], levels, profile(label)) for label in labels]
+    charts = [Chart("profiles", title, "normalised final score τ", "fraction of runs above τ (95 % band)", profiles)]
+    share = np.linspace(0.0, 1.0, 31)
+    shared = [_interval_line(index[label], share, _efficiency(common, label, share)) for label in labels]
+    title = f"sample efficiency {over}"
+    return [
+        *charts,
+        Chart("profiles", title, "share of the task's steps", "IQM of normalised return (95 % band)", shared),
+    ]
+
+
+def _efficiency(tasks: Sequence[Task], label: str, share: Array) -> tuple[Array, Array, Array]:
+    read = lambda task: st.on_grid(
+        [task.grid / task.grid[-1] if task.grid[-1] else task.grid] * len(task.cells[label].curves),
+        list(task.normalisation(task.cells[label].curves)),
+        share,
+    )
+    return st.sample_efficiency([read(task) for task in tasks], resamples=100)
+
+
+def _interval_line(label: int, x: Array, band: tuple[Array, Array, Array]) -> Line:
+    return Line(label, x, *band)
+
+
+def _metric_charts(named: Mapping[str, Sequence[Run]], index: Mapping[str, int]) -> list[Chart]:
+    charts = []
+    grouped = {label: _by_env(runs) for label, runs in named.items()}
+    for env in sorted({env for group in grouped.values() for env in group}):
+        for name, title in EXPLORATION.items():
+            series = {
+                label: [run.metrics[name] for run in group.get(env, ()) if name in run.metrics]
+                for label, group in grouped.items()
+            }
+            series = {label: found for label, found in series.items() if found}
+            if series:
+                grid = _grid([s for found in series.values() for s in found])
+                lines = [_mean_line(index[label], grid, _read(found, grid)) for label, found in series.items()]
+                charts.append(Chart("exploration", f"{env}: {title}", STEPS, title, lines))
+    return charts
+
+
+# --- states ---------------------------------------------------------------------------------------------------
+
+
+def phase(obs: Array) -> tuple[Array, tuple[str, str]]:
+    """Two coordinates of observations [M, d]: the angle of a (cos, sin, velocity) observation, else the first two."""
+    if obs.shape[1] == 3 and len(obs) and np.allclose((obs[:, :2] ** 2).sum(1), 1.0, atol=1e-3):
+        return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], 1), ("angle", "angular velocity")
+    second = obs[:, min(1, obs.shape[1] - 1)]
+    return np.stack([obs[:, 0], second], 1), ("obs[0]", f"obs[{min(1, obs.shape[1] - 1)}]")
+
+
+def coverage(points: Array, low: Array, high: Array, cells: int = CELLS) -> Array:
+    """Share of a cells × cells grid over [low, high] visited up to each point."""
+    width = np.where(high > low, high - low, 1.0)
+    place = np.clip(((points - low) / width * cells).astype(int), 0, cells - 1)
+    _, first = np.unique(place[:, 0] * cells + place[:, 1], return_index=True)
+    fresh = np.zeros(len(points))
+    fresh[first] = 1
+    return np.cumsum(fresh) / cells**2
+
+
+def _state_charts(named: Mapping[str, Sequence[Run]], index: Mapping[str, int], notes: list[str]) -> list[Chart]:
+    found: dict[str, list[tuple[str, Run, Array, Array, tuple[str, str]]]] = defaultdict(list)
+    for label, runs in named.items():
+        for run in runs:
+            try:
+                states = run.states()
+            except BadInput as problem:
+                notes.append(str(problem))
+                continue
+            if states and len(states[0]) and states[1].shape[1]:
+                finite = np.isfinite(states[1]).all(1)
+                points, axes = phase(states[1][finite])
+                if len(points):
+                    found[run.env].append((label, run, states[0][finite], points, axes))
+    charts = []
+    for env, visits in sorted(found.items()):
+        charts += [_coverage_chart(env, visits, index), *_phase_charts(env, visits, index)]
+    return charts
+
+
+def _coverage_chart(env: str, visits: Sequence, index: Mapping[str, int]) -> Chart:
+    every = np.concatenate([points for _, _, _, points, _ in visits])
+    low, high = every.min(0), every.max(0)
+    grown: dict[str, list[Series]] = defaultdict(list)
+    for label, _, step, points, _ in visits:
+        grown[label].append(Series(step, step, coverage(points, low, high)))
+    grid = _grid([s for group in grown.values() for s in group])
+    lines = [_mean_line(index[label], grid, _read(group, grid)) for label, group in grown.items()]
+    shown = f"share of {CELLS}×{CELLS} cells visited"
+    return Chart("states", f"{env}: coverage over time", "agent steps", shown, lines)
+
+
+def _phase_charts(env: str, visits: Sequence, index: Mapping[str, int]) -> list[Chart]:
+    """The first seed of every label."""
+    charts, seen = [], set()
+    every = np.concatenate([points for _, _, _, points, _ in visits])
+    (x0, y0), (x1, y1) = every.min(0).tolist(), every.max(0).tolist()
+    for label, run, step, points, axes in visits:
+        if label not in seen and len(seen) < PHASE_PLOTS:
+            seen.add(label)
+            kept = np.unique(np.linspace(0, len(points) - 1, PHASE_POINTS).round().astype(int))
+            line = Line(index[label], points[kept, 0], points[kept, 1])
+            title = f"{env}: {label}, seed {run.seed}"
+            charts.append(Chart("states", title, axes[0], axes[1], [line], step[kept], ((x0, x1), (y0, y1))))
+    return charts
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+
+def count(n: int, noun: str) -> str:
+    """'1 run', '2 runs'."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent for everyday sizes."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{min(digits, 6)}f}".replace("-", "−") if abs(value) < 1e7 else f"{value:.2e}"
+
+
+def _estimate(point: st.Estimate) -> str:
+    return f"{number(point.value)} [{number(point.low)}, {number(point.high)}]"
+
+
+def _plus_minus(values: Array) -> str:
+    if not len(values):
+        return "–"
+    mean, se, n = (float(v) for v in st.mean_se(values))
+    return f"{number(mean)} ± {number(se)}" if n > 1 else f"{number(mean)} (one seed)"
+
+
+def baseline(labels: Iterable[str]) -> str:
+    """What others are compared with: plain SAC if it is there, else the first name."""
+    return min(labels, key=lambda label: (label.lower() != "sac", label))
+
+
+def _task_table(task: Task) -> Table:
+    reference = baseline(task.cells)
+    hits = {k: st.steps_to_threshold(task.grid, cell.curves, task.threshold) for k, cell in task.cells.items()}
+    rows = []
+    for label, cell in sorted(task.cells.items()):
+        final = cell.final
+        median = st.median_steps(hits[label], RESAMPLES)
+        ratio = "1" if label == reference else _estimate(st.ratio_of_medians(hits[label], hits[reference], RESAMPLES))
+        area = st.area_under_curve(task.grid[task.start :], cell.curves[:, task.start :])
+        rows.append([
+            label, f"{len(final)} of {len(cell.runs)}", _plus_minus(final),
+            _estimate(st.iqm([final], RESAMPLES)) if len(final) else "–", _plus_minus(area[np.isfinite(area)]),
+            _median(median), ratio,
+        ])  # fmt: skip
+    header = ["algorithm", "finished", "final return ± se", "final IQM [95 %]", "area under curve ± se"]
+    header += [f"median steps to {number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
+    late = f"mean of the last {LATE:.0%} of the evaluations up to {number(task.grid[-1])} environment steps"
+    area = f"mean height of the curve from {number(task.grid[task.start])} steps on"
+    note = f"Final return: {late}. Area: {area}. ∞: fewer than half of the seeds got there."
+    return Table(task.env, note, header, rows)
+
+
+def _median(point: st.MedianSteps) -> str:
+    if math.isfinite(point.value):
+        return _estimate(point)
+    return f"> {number(point.horizon)} ({point.n - point.censored} of {point.n} reached it)"
+
+
+def _aggregate_tables(tasks: Sequence[Task], notes: list[str]) -> list[Table]:
+    common, labels = _common(tasks)
+    if not common:
+        if len(tasks) > 1:
+            notes.append("no task was finished by every algorithm: there are no numbers over all tasks")
+        return []
+    reference = baseline(labels)
+    scores = {label: [task.normalisation(task.cells[label].final) for task in common] for label in labels}
+    rows = []
+    for label in labels:
+        wins = st.probability_of_improvement(scores[label], scores[reference], RESAMPLES)
+        shown = "–" if label == reference else _estimate(wins)
+        count = sum(map(len, scores[label]))
+        rows.append([label, str(count), _estimate(st.iqm(scores[label], RESAMPLES)), shown])
+    how = "; ".join(
+        sorted({str(task.normalisation) if len(common) < 4 else task.normalisation.source for task in common})
+    )
+    note = f"Over the {len(common)} of {count(len(tasks), 'task')} that every algorithm finished. Normalised: {how}."
+    header = ["algorithm", "runs", "IQM of normalised final return [95 %]", f"P(better than {reference}) [95 %]"]
+    return [Table("All tasks", note, header, rows)]

@@ -1,0 +1,190 @@
+"""What a run is asked to do: one frozen dataclass that the command line, config files and Python share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatch
+from typing import Any
+
+from maxinforl import config
+from maxinforl.algorithms import algorithm, compose, with_uncertainty
+from maxinforl.envs import default_action_repeat
+from maxinforl.errors import BadInput, unknown
+from maxinforl.explore import Strategy
+
+
+def option(default: Any, text: str, **extra: Any) -> Any:
+    return field(default=default, metadata={"help": text} | extra)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of a training run; None means that the preset decides."""
+
+    algo: str | None = option(None, "algorithm, a name from `maxinforl list` (default: maxinfo-sac)")
+    base: str | None = option(None, "compose freely: the base learner")
+    explore: str | None = option(None, "compose freely: none, maxinfo, sum, eipo, eps or then")
+    intrinsic: str | None = option(None, "compose freely: info-gain, disagreement, curiosity or rnd")
+    env: str = option("MountainCarContinuous-v0", "environment: a Gymnasium id or a name from `maxinforl list --envs`")
+    env_arg: tuple[tuple[str, Any], ...] = option((), "argument of the environment, K=V; may be repeated")
+    steps: int = option(6000, "transitions to collect over all environments", least=1)
+    seed: int = option(0, "seed of everything random", least=0)
+    num_envs: int = option(1, "environments stepped side by side", least=1)
+    update_ratio: float | None = option(None, "updates per transition (default: 1; the REDQ family 20)")
+    learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
+    batch_size: int = option(256, "transitions per update", least=1)
+    capacity: int | None = option(None, "most transitions the replay keeps (default: 1 000 000)", least=2)
+    uncertainty: str | None = option(None, "ensemble: paper (as wide as the actor) or light (64, 64)")
+    set: tuple[tuple[str, Any], ...] = option((), "any setting of the agent, such as base.lr=1e-4; may be repeated")
+    preset: str | None = option(None, "hyperparameters: a name from `maxinforl list --preset`, or none")
+    image_size: int = option(84, "side of rendered images", least=1)
+    frame_stack: int = option(3, "frames per image observation", least=1)
+    action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step")
+    action_repeat: int | None = option(None, "base steps per action (default: 2 on DMC, else 1)", least=1)
+    eval_every: int = option(1000, "transitions between evaluations", least=1)
+    eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0)
+    log_every: int = option(500, "transitions between log lines", least=1)
+    save_every: int = option(5000, "transitions between checkpoints", least=1)
+    keep: int = option(3, "checkpoints to keep", least=1)
+    max_hours: float | None = option(None, "stop cleanly, to be resumed, after this many hours")
+    on_nan: str = option("stop", "what a non-finite loss does: stop, or skip the update", choices=("stop", "skip"))
+    video: bool = option(False, "write a video of one episode at the last evaluation")
+    record_states: bool = option(False, "keep the visited states in states.npz")
+    tensorboard: bool = option(False, "log to TensorBoard too")
+    wandb: bool = option(False, "log to Weights & Biases too")
+
+    def __post_init__(self):
+        for f in fields(self):
+            value, least = getattr(self, f.name), f.metadata.get("least")
+            if least is not None and value is not None:
+                check_count(f.name, value, least)
+            if "choices" in f.metadata and value not in f.metadata["choices"]:
+                raise unknown(flag(f.name), str(value), f.metadata["choices"])
+        if not 0 <= self.action_cost < float("inf"):
+            raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
+        if self.max_hours is not None and not self.max_hours > 0:
+            raise BadInput(f"{flag('max_hours')} must be more than 0, not {self.max_hours}")
+        if self.algo is not None and (self.base or self.explore or self.intrinsic):
+            raise BadInput("--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic")
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"{flag(name)} must be a whole number, not {value!r}")
+    if value < least:
+        raise BadInput(f"{flag(name)} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Differences for a family of tasks: settings, and entries of the agent where it has them."""
+
+    name: str
+    why: str
+    algos: tuple[str, ...] = ("*",)
+    envs: tuple[str, ...] = ("*",)
+    settings: tuple[tuple[str, Any], ...] = ()
+    agent: tuple[tuple[str, Any], ...] = ()
+
+    def fits(self, algo: str, env: str) -> bool:
+        return any(fnmatch(algo, a) for a in self.algos) and any(fnmatch(env, e) for e in self.envs)
+
+
+def learning_rates(lr: float) -> tuple[tuple[str, Any], ...]:
+    return tuple((path, lr) for path in ("base.lr", "base.alpha.lr", "intrinsic.lr", "weight.lr"))
+
+
+TORCH_FAMILY = ("*oac", "maxinfo-rnd-sac", "eps-*", "disagreement-sac", "curiosity-sac", "intrinsic-sac", "eipo-sac")
+PRESETS = (
+    Preset(
+        "torch-warm-up",
+        "the figures made with the authors' PyTorch code begin with 500 random steps",
+        algos=TORCH_FAMILY,
+        settings=(("learning_starts", 500),),
+    ),
+    Preset(
+        "dmc-large",
+        "humanoid and quadruped from states use 1024-wide networks",
+        envs=("dmc/humanoid-*", "dmc/quadruped-*"),
+        settings=(("uncertainty", "paper"),),
+        agent=(("base.hidden", (1024, 1024)),),
+    ),
+    Preset(
+        "humanoid-bench",
+        "HumanoidBench: 512-wide networks and the paper's 5e-5, not the 5e-4 of the authors' code (conflict C3)",
+        envs=("h1-*",),
+        settings=(("capacity", 2_500_000), ("uncertainty", "paper")),
+        agent=(("base.hidden", (512, 512)), *learning_rates(5e-5)),
+    ),
+    Preset(
+        "pixels-large",
+        "humanoid and dog from pixels: wide networks, a larger latent, 8e-5 for baseline and method (conflict C18)",
+        envs=("pixels/dmc/humanoid-*", "pixels/dmc/dog-*"),
+        settings=(("uncertainty", "paper"),),
+        agent=(
+            ("base.hidden", (1024, 1024)),
+            ("base.encoder.latent", 100),
+            ("base.noise", {"kind": "Linear", "start": 1.0, "end": 0.1, "steps": 2_000_000}),
+            *learning_rates(8e-5),
+        ),
+    ),
+)
+DEFAULTS = {"learning_starts": 0, "capacity": 1_000_000, "uncertainty": "light"}
+
+
+def presets(name: str | None, algo: str, env: str) -> list[Preset]:
+    """The presets that apply: all that fit, the one named, or none."""
+    if name == "none":
+        return []
+    if name is None:
+        return [p for p in PRESETS if p.fits(algo, env)]
+    named = [p for p in PRESETS if p.name == name]
+    if not named:
+        raise unknown("preset", name, [p.name for p in PRESETS] + ["none"])
+    return named
+
+
+def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Settings, Strategy]:
+    """Settings with nothing left open, and the agent they describe; `parts` are objects that replace the agent's."""
+    composed = settings.base is not None or settings.explore is not None or settings.intrinsic is not None
+    algo = settings.algo or ("maxinfo-sac" if not composed else "")
+    agent = compose(settings.base or "sac", settings.explore or "none", settings.intrinsic) if composed else algorithm(algo)
+    applied = presets(settings.preset, algo, settings.env)
+    chosen = dict(DEFAULTS)
+    for preset in applied:
+        chosen |= dict(preset.settings)
+        for path, value in preset.agent:
+            agent = config.override(agent, path, value) if has(agent, path) else agent
+    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
+    settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
+    agent = with_uncertainty(agent, settings.uncertainty or "light")
+    for path, value in [*settings.set, *(parts or {}).items()]:
+        agent = config.override(agent, path, value)
+    check_updates(settings)
+    return settings, agent
+
+
+def has(tree: Any, path: str) -> bool:
+    name, _, rest = path.partition(".")
+    return hasattr(tree, name) and (not rest or has(getattr(tree, name), rest))
+
+
+def check_updates(settings: Settings) -> int:
+    """Updates per dispatch: environments x update ratio, which must be whole."""
+    updates = settings.num_envs * (settings.update_ratio or 1.0)
+    if updates != int(updates) or updates < 1:
+        raise BadInput(
+            f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates per "
+            "step of them all: it must be a whole number of at least 1"
+        )
+    return int(updates)
+
+
+def title(settings: Settings) -> str:
+    """What to call the algorithm of resolved settings."""
+    parts = (settings.base or "sac", settings.explore or "none", settings.intrinsic)
+    return settings.algo or "+".join(p for p in parts if p and p != "none")

@@ -1,0 +1,101 @@
+"""Run directories: created whole or not at all, read without trusting what is in them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from maxinforl import config, files
+from maxinforl.errors import BadInput
+from maxinforl.explore import Strategy
+from maxinforl.settings import Settings, title
+from maxinforl.training.loop import Trainer
+
+PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
+FORMAT = 1
+
+
+def next_directory(root: Path = Path("runs")) -> Path:
+    """A new numbered directory under `root`."""
+    taken = [int(m[1]) for p in root.glob("run-*") if (m := re.fullmatch(r"run-(\d+)", p.name))]
+    return root / f"run-{max(taken, default=0) + 1:03d}"
+
+
+def check_free(out: Path, overwrite: bool = False) -> None:
+    """Refuses a directory that already holds a run, or anything else."""
+    if out.is_file():
+        raise BadInput(f"--out {out} is a file: name a directory")
+    if overwrite or not out.exists() or not any(out.iterdir()):
+        return
+    if holds_run(out):
+        raise BadInput(f"{out} already holds a run: continue it with `maxinforl resume {out}`, or add --overwrite")
+    raise BadInput(f"{out} is not empty and holds no run: name another directory")
+
+
+def holds_run(path: Path) -> bool:
+    return (path / "config.toml").exists() or any(path.glob("seed-*/config.toml"))
+
+
+def clear(out: Path) -> None:
+    """Removes the run that a directory holds, and nothing that is not a run's."""
+    if holds_run(out):
+        for entry in out.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_run(out: Path, settings: Settings, strategy: Strategy, trainer: Trainer, by_name: bool = True) -> Path:
+    """Creates a run directory with its config.toml."""
+    from maxinforl.agent import plain_settings, plain_spaces
+
+    check_free(out)
+    files.make_directory(out)
+    command = "maxinforl " + " ".join(sys.argv[1:]) if Path(sys.argv[0]).name.startswith("maxinforl") else "python"
+    table = {
+        "format": FORMAT,
+        "algo": title(settings),
+        "env": settings.env,
+        "seed": settings.seed,
+        "steps": settings.steps,
+        "command": command,
+        "cores": os.cpu_count() or 0,
+        "by_name": by_name,
+        "versions": versions(),
+        "spaces": plain_spaces(trainer.pool.observation_space, trainer.pool.action_space),
+        "settings": plain_settings(settings),
+        "agent": config.to_plain(strategy),
+    }
+    files.write_toml(out / "config.toml", table)
+    return out
+
+
+def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strategy, dict[str, Any]]:
+    """Settings, agent and the whole table of a run directory."""
+    from maxinforl.agent import read_settings
+
+    table = files.read_toml(path / "config.toml")
+    if not isinstance(table.get("format"), int) or table["format"] > FORMAT:
+        raise BadInput(f"{path / 'config.toml'} is of a newer format: upgrade maxinforl to read it")
+    for name in ("settings", "agent", "spaces"):
+        if not isinstance(table.get(name), dict):
+            raise BadInput(f"{path / 'config.toml'} lacks its [{name}] table")
+    strategy = config.from_plain(table["agent"], custom=custom)
+    if not isinstance(strategy, Strategy):
+        raise BadInput(f"{path / 'config.toml'}: [agent] is not an exploration strategy")
+    return read_settings(table["settings"]), strategy, table

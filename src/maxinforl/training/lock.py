@@ -1,0 +1,117 @@
+"""One process per run directory: `with RunLock(directory): ...`.
+
+The kernel's lock on `lock.json` ends with the process, however it dies; the file's content says who holds it, and
+guards where the kernel cannot: on file systems without locks and on those shared between hosts.
+"""
+
+import fcntl
+import os
+import re
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from maxinforl import files
+from maxinforl.errors import BadInput
+from maxinforl.files import inside, shown
+
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """A forked worker that outlives the run must not keep its lock."""
+    for file in _held:
+        with suppress(OSError):
+            os.close(file)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RunLock:
+    """Holds a run directory for this process; entering raises BadInput if another one has it."""
+
+    def __init__(self, directory: files.PathLike):
+        self.directory = Path(directory)
+        self._file: int | None = None
+
+    def __enter__(self) -> "RunLock":
+        path = inside(self.directory, "lock.json")
+        with files.writing(path):
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+            try:
+                _claim(path, file)
+            except BaseException:
+                os.close(file)
+                raise
+        self._file = file
+        _held.add(file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go; the empty file stays, because removing it could let two processes lock two files of one name."""
+        if self._file in _held:
+            os.ftruncate(self._file, 0)
+            _held.discard(self._file)
+            os.close(self._file)
+        self._file = None
+
+
+def _claim(path: Path, file: int) -> None:
+    free = _lock(file)
+    owner = holder(path)
+    if owner and owner["host"] != socket.gethostname():
+        raise BadInput(f"{_said(path, owner)}: if that process is gone, delete {shown(path)}")
+    if not free or (owner and _alive(owner)):
+        raise BadInput(f"{_said(path, owner)}: wait for it, stop it, or use another directory")
+    pid, since = os.getpid(), time.strftime("%FT%T%z")
+    me = {"pid": pid, "host": socket.gethostname(), "born": _born(pid), "since": since}
+    os.ftruncate(file, 0)
+    os.pwrite(file, files.dump_json(me) + b"\n", 0)
+    os.fsync(file)
+
+
+def _lock(file: int) -> bool:
+    """Take the kernel's lock; True also where there are none, and the content must decide."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """Who a lock file says holds the run; None if nobody or if it was cut short while being written."""
+    with suppress(BadInput):
+        match files.read_json(path, limit=4 * files.KiB):
+            case {"pid": int(pid), "host": str(host), "born": str(born), "since": str(since)}:
+                return {"pid": pid, "host": host, "born": born, "since": since}
+    return None
+
+
+def _said(path: Path, owner: dict[str, Any] | None) -> str:
+    if owner is None:
+        return f"{shown(path.parent)} is in use by another process"
+    who = f"pid {owner['pid']} on host {shown(owner['host'])} since {shown(owner['since'])}"
+    return f"{shown(path.parent)} is in use by {who}"
+
+
+def _alive(owner: dict[str, Any]) -> bool:
+    """Whether that very process runs, not one that was given its number later."""
+    return owner["born"] != "" and _born(owner["pid"]) == owner["born"]
+
+
+def _born(pid: int) -> str:
+    """The boot and clock tick at which a process began; empty if it is gone (or the system cannot tell)."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # the name in brackets may hold anything; the state follows it, and the start time is 19 fields on
+        state, *fields = re.sub(r".*\)", "", Path(f"/proc/{pid}/stat").read_text(), flags=re.DOTALL).split()
+        if state not in "ZX":
+            return f"{boot}/{fields[18]}"
+    return ""

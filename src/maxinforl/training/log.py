@@ -1,0 +1,119 @@
+"""Where a run's numbers go: metrics.jsonl and eval.csv always, TensorBoard and W&B on request."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.errors import missing_extra
+from maxinforl.training.evaluate import Evaluation
+
+EVAL_COLUMNS = "step,env_step,seed,mean_return,std_return,min_return,max_return,mean_length,episodes"
+
+
+class Sink(Protocol):
+    def write(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RunFiles:
+    """metrics.jsonl and eval.csv of a run directory."""
+
+    def __init__(self, directory: Path):
+        self.metrics, self.evals = directory / "metrics.jsonl", directory / "eval.csv"
+        if not self.evals.exists():
+            files.append_line(self.evals, EVAL_COLUMNS)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        files.append_line(self.metrics, json.dumps(finite))
+
+    def evaluation(self, step: int, env_step: int, seed: int, result: Evaluation) -> None:
+        r = result.returns
+        numbers = (r.mean(), r.std(), r.min(), r.max(), result.lengths.mean())
+        files.append_line(
+            self.evals, ",".join([str(step), str(env_step), str(seed), *(f"{float(n)!r}" for n in numbers), str(len(r))])
+        )
+
+    def cut_back(self, step: int) -> None:
+        """Drops what was logged after a step, so that a resumed run continues its own files."""
+        files.cut_lines(self.evals, lambda line: line.startswith("step") or int(line.split(",")[0]) <= step)
+        if self.metrics.exists():
+            files.cut_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
+
+    def close(self) -> None:
+        pass
+
+
+class TensorBoard:
+    def __init__(self, directory: Path):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise missing_extra("tensorboard", "--tensorboard") from error
+        self.writer = SummaryWriter(str(directory / "tensorboard"))
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, directory: Path, settings: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing_extra("wandb", "--wandb") from error
+        self.run = wandb.init(project="maxinforl", dir=str(directory), config=settings, name=directory.name)
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        self.run.log(metrics, step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Window:
+    """Means since the last log line, and the returns of the last 100 episodes; arrays only, so that it can be saved."""
+
+    episodes = 100
+
+    def __init__(self):
+        self.total, self.count = np.zeros(0), 0
+        self.returns, self.lengths, self.finished = np.zeros(0), np.zeros(0), 0
+
+    def add(self, metrics: np.ndarray) -> None:
+        self.total = metrics.astype(np.float64) if self.count == 0 else self.total + metrics
+        self.count += 1
+
+    def episode(self, ret: float, length: int) -> None:
+        self.returns = np.append(self.returns, ret)[-self.episodes :]
+        self.lengths = np.append(self.lengths, float(length))[-self.episodes :]
+        self.finished += 1
+
+    def drain(self, names: list[str]) -> dict[str, float]:
+        """Everything a log line says, and a fresh window."""
+        line = {"rollout/episodes": float(self.finished)}
+        if len(self.returns):
+            line |= {"rollout/ep_rew_mean": float(self.returns.mean()), "rollout/ep_len_mean": float(self.lengths.mean())}
+        if self.count:
+            line |= {name: float(value) for name, value in zip(names, self.total / self.count)}
+        self.count = 0
+        return line
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        numbers = np.array([self.count, self.finished], np.int64)
+        return {"total": self.total, "numbers": numbers, "returns": self.returns, "lengths": self.lengths}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        self.total, self.returns, self.lengths = (arrays[k].copy() for k in ("total", "returns", "lengths"))
+        self.count, self.finished = (int(n) for n in arrays["numbers"])

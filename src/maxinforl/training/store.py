@@ -1,0 +1,571 @@
+"""Checkpoints of one run: the last K good ones, each written beside training and costing only what is new.
+
+    checkpoints/step-000010000/manifest.json        what this checkpoint is, with the checksums of its files
+    checkpoints/step-000010000/state.safetensors    the agent and everything else that is not replay
+    checkpoints/replay/segment-000010000.safetensors
+
+Replay rows never change once the head has passed them, so each checkpoint adds one segment with the rows from the
+previous head on. A segment names the one before it with its checksum and the manifest names only the newest, so that
+nothing written grows with the replay. Whatever has its final name is whole; all else is swept away by the next save.
+"""
+
+import math
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.files import Arrays, inside, shown
+
+FORMAT = 1
+NUMBER = "([0-9]{9}|[1-9][0-9]{9,14})"  # exactly what `_step_name` writes, so that number and name stand for each other
+STEP = re.compile(f"step-{NUMBER}")
+SEGMENT = re.compile(rf"segment-{NUMBER}\.safetensors")
+COLUMN = "row/"  # keeps the names of columns apart from a segment's own arrays
+COUNT_LIMIT = 10**15  # no step or row number reaches it; keeps sums of what a file claims within 64 bits
+
+
+class Lane(NamedTuple):
+    """Rows of one environment's ring: the absolute number of the first, and every column from there on."""
+
+    first: int
+    columns: Mapping[str, np.ndarray]
+
+    @property
+    def length(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @property
+    def head(self) -> int:
+        return int(self.first) + self.length - 1
+
+
+class Rows(NamedTuple):
+    """Rows of every lane of a replay that keeps the last `capacity` rows of each."""
+
+    capacity: int
+    lanes: Sequence[Lane]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at a step; `warnings` tell of newer checkpoints that are bad, `drift` of a machine that is not the same."""
+
+    step: int
+    state: Arrays
+    rows: Rows | None
+    meta: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()
+
+
+class NewerFormat(BadInput):
+    """A checkpoint of a later maxinforl: nothing is wrong with it, so an older one must not take its place."""
+
+
+# --- surroundings --------------------------------------------------------------------------------------------------
+
+
+def surroundings() -> dict[str, Any]:
+    """What decides whether a resumed run repeats bit for bit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {**_packages(), "processor": _processor(), "cores": cores}
+
+
+@cache
+def _packages() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("maxinforl", "jax", "jaxlib", "numpy", "gymnasium")}
+
+
+@cache
+def _processor() -> str:
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def drift(saved: Mapping[str, Any]) -> tuple[str, ...]:
+    """One sentence for each way in which these surroundings differ from recorded ones."""
+    return tuple(
+        f"saved with {name} {shown(str(saved.get(name)))} and resumed with {here}: it may not repeat bit for bit"
+        for name, here in surroundings().items()
+        if saved.get(name) != here
+    )
+
+
+# --- what the files say --------------------------------------------------------------------------------------------
+
+
+class _Record(NamedTuple):
+    """How one file refers to another; file names are made from step numbers and never read from a file."""
+
+    step: int
+    bytes: int
+    seal: str
+
+
+class _Replay(NamedTuple):
+    capacity: int
+    heads: list[int]  # the newest row of each lane
+    oldest: int  # the step of the oldest segment needed
+    newest: _Record
+
+
+class _Manifest(NamedTuple):
+    state: _Record
+    replay: _Replay | None
+    surroundings: dict[str, Any]
+    meta: dict[str, Any]
+
+
+class _Segment(NamedTuple):
+    path: Path
+    record: _Record
+    first: np.ndarray  # per lane
+    length: np.ndarray
+    columns: Arrays  # all lanes, one after the other
+    previous: _Record | None
+
+
+def _need(condition: bool, path: Path, problem: str) -> None:
+    if not condition:
+        raise BadInput(f"{shown(path)} is damaged: {problem}, restore it from a copy")
+
+
+def _counts(*values: Any) -> bool:
+    return all(type(value) is int and 0 <= value < COUNT_LIMIT for value in values)
+
+
+def _record(value: Any, path: Path) -> _Record:
+    match value:
+        case {"step": step, "bytes": size, "seal": str(seal)} if _counts(step, size):
+            return _Record(step, size, seal)
+    raise BadInput(f"{shown(path)} is damaged: it does not say which file it needs, restore it from a copy")
+
+
+def _read_manifest(directory: Path, step: int) -> _Manifest:
+    path = inside(directory, f"{_step_name(step)}/manifest.json")
+    value = files.read_sealed_json(path)
+    found = value.get("format")
+    if isinstance(found, int) and found > FORMAT:
+        raise NewerFormat(f"{shown(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
+    match value:
+        case {"step": at, "state": state, "replay": replay, "surroundings": dict(where), "meta": dict(meta)}:
+            record = _record(state, path)
+            _need(found == FORMAT and at == record.step == step, path, "it is not the manifest of this step")
+            return _Manifest(record, None if replay is None else _read_replay(replay, path), where, meta)
+    raise BadInput(f"{shown(path)} is damaged: it lacks what a checkpoint needs, restore it from a copy")
+
+
+def _read_replay(value: Any, path: Path) -> _Replay:
+    match value:
+        case {"capacity": size, "heads": list(heads), "oldest": oldest, "newest": newest} if heads:
+            _need(_counts(size, oldest, *heads) and size > 0, path, "its replay has impossible numbers")
+            return _Replay(size, heads, oldest, _record(newest, path))
+    raise BadInput(f"{shown(path)} is damaged: it does not describe its replay, restore it from a copy")
+
+
+def _read_segment(directory: Path, record: _Record) -> _Segment:
+    path = inside(directory, _segment_name(record.step))
+    arrays, meta = files.load_arrays(path, seal=record.seal, limit=record.bytes)
+    columns = {name.removeprefix(COLUMN): arrays[name] for name in arrays if name.startswith(COLUMN)}
+    first, length = (arrays.get(name, np.empty(0)) for name in ("first", "length"))
+    per_lane = first.shape == length.shape == (first.size,) and first.dtype == length.dtype == np.int64
+    _need(per_lane and _counts(*first.tolist(), *length.tolist()), path, "its lanes have impossible numbers")
+    rows = sum(length.tolist())
+    _need(bool(columns) and all(c.shape[:1] == (rows,) for c in columns.values()), path, "its columns differ in length")
+    previous = None if meta.get("previous") is None else _record(meta["previous"], path)
+    _need(previous is None or previous.step < record.step, path, "it follows a later segment")
+    return _Segment(path, record, first, length, columns, previous)
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def _step_name(step: int) -> str:
+    return f"step-{step:09d}"
+
+
+def _segment_name(step: int) -> str:
+    return f"replay/segment-{step:09d}.safetensors"
+
+
+def _numbers(directory: Path, pattern: re.Pattern[str]) -> list[int]:
+    """The step numbers of all that is named by `pattern`, in order."""
+    if not directory.is_dir():
+        return []
+    with files.reading(directory):
+        return sorted(int(found[1]) for name in os.listdir(directory) if (found := pattern.fullmatch(name)))
+
+
+def _size(directory: Path) -> int:
+    """Bytes in the files of a directory, from which a live run may be removing some."""
+    total = 0
+    with suppress(FileNotFoundError):
+        for path in directory.iterdir():
+            with suppress(FileNotFoundError):
+                total += path.lstat().st_size
+    return total
+
+
+# --- rebuilding the replay -----------------------------------------------------------------------------------------
+
+
+class _Rebuild:
+    """The last rows of every lane, filled from the newest segment back, so that later segments win."""
+
+    def __init__(self, replay: _Replay, newest: _Segment):
+        heads = np.array(replay.heads)
+        self.capacity, self.kinds = replay.capacity, _kinds(newest.columns)
+        self.low = _lowest(heads, replay.capacity)
+        self.missing = heads + 1  # of each lane, the rows from `low` up to here are still to be filled
+        count = self.missing - self.low
+        self.offset = np.cumsum(count) - count
+        row = sum(dtype.itemsize * math.prod(shape) for shape, dtype in self.kinds.values())
+        held, total = _size(newest.path.parent), sum(count.tolist())
+        _need(total < COUNT_LIMIT and total * row <= held, newest.path, "its manifest claims more rows than there are")
+        self.columns = {name: np.empty((total, *shape), dtype) for name, (shape, dtype) in self.kinds.items()}
+
+    def fill(self, segment: _Segment) -> bool:
+        """Take the missing rows that a segment has; True when none is missing any more."""
+        same = _kinds(segment.columns) == self.kinds and segment.first.shape == self.low.shape
+        _need(same, segment.path, "it is of another replay")
+        reaches = (segment.first + segment.length >= self.missing) | (self.missing <= self.low)
+        _need(bool(reaches.all()), segment.path, "rows after it are missing")
+        begin = np.minimum(np.maximum(segment.first, self.low), self.missing)
+        source = begin - segment.first + np.cumsum(segment.length) - segment.length
+        target, count = begin - self.low + self.offset, self.missing - begin
+        for lane in np.flatnonzero(count):
+            s, t, n = source[lane], target[lane], count[lane]
+            for name, column in segment.columns.items():
+                self.columns[name][t : t + n] = column[s : s + n]
+        self.missing = begin
+        return bool((self.missing <= self.low).all())
+
+    def rows(self) -> Rows:
+        split = {name: np.split(column, self.offset[1:]) for name, column in self.columns.items()}
+        lanes = [Lane(int(first), {name: split[name][e] for name in split}) for e, first in enumerate(self.low)]
+        return Rows(self.capacity, lanes)
+
+
+def _kinds(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of a row in each column."""
+    return {name: (column.shape[1:], np.dtype(column.dtype)) for name, column in columns.items()}
+
+
+def _lowest(heads: np.ndarray, capacity: int) -> np.ndarray:
+    """The oldest row of each lane that its ring still holds."""
+    return np.maximum(heads - capacity + 1, 0)
+
+
+# --- the store -----------------------------------------------------------------------------------------------------
+
+
+class _Link(NamedTuple):
+    """A segment on disk and the first row it holds of each lane."""
+
+    record: _Record
+    first: np.ndarray
+
+
+class _Line(NamedTuple):
+    """What is durable of the history this process goes on from; replaced as a whole, and only when a save is."""
+
+    good: Mapping[int, int] = {}  # step of each kept checkpoint -> step of the oldest segment it needs
+    heads: tuple[int, ...] = ()
+    chain: tuple[_Link, ...] = ()  # the segments of the latest checkpoint, oldest first
+    kinds: Mapping[str, Any] = {}  # shape and type of a row in each column
+
+    @property
+    def latest(self) -> int | None:
+        return max(self.good, default=None)
+
+    def grown(self, rows: Rows, segment: _Link) -> "_Line":
+        """This line with one more segment, without those that fell out of the ring."""
+        heads, chain = tuple(lane.head for lane in rows.lanes), [*self.chain, segment]
+        low = _lowest(np.array(heads), rows.capacity)
+        while len(chain) > 1 and (chain[1].first <= low).all():
+            del chain[0]
+        return self._replace(heads=heads, chain=tuple(chain), kinds=_kinds(rows.lanes[0].columns))
+
+    def kept(self, step: int, keep: int) -> "_Line":
+        """This line with one more checkpoint, and only the last `keep`."""
+        good = {**self.good, step: self.chain[0].record.step if self.chain else step}
+        return self._replace(good={s: good[s] for s in sorted(good)[-keep:]})
+
+
+def _describe_replay(line: _Line, capacity: int) -> dict[str, Any]:
+    """What a manifest says of the replay, as `_read_replay` reads it."""
+    oldest, newest = line.chain[0].record, line.chain[-1].record
+    return {"capacity": capacity, "heads": line.heads, "oldest": oldest.step, "newest": newest._asdict()}
+
+
+class CheckpointStore:
+    """The checkpoints of a run. Loading changes no file; only the holder of the run's lock may save."""
+
+    def __init__(self, directory: files.PathLike, keep: int = 3):
+        if keep < 1:
+            raise BadInput(f"keep is {keep} and must be at least 1 checkpoint")
+        self.directory, self.keep = Path(directory), keep
+        self.waited = 0.0  # seconds for which the disk has held up the caller
+        self._line = _Line()
+        self._swept = False
+        self._writer: ThreadPoolExecutor | None = None
+        self._flight: Future[None] | None = None
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints on disk, good or not, oldest first."""
+        return _numbers(self.directory, STEP)
+
+    # saving
+
+    def saved_upto(self, lanes: int) -> list[int]:
+        """The row of each lane from which the next save carries on: the last head, whose row was provisional."""
+        self.wait()
+        return list(self._line.heads) or [0] * lanes
+
+    def save(self, step: int, state: Mapping[str, Any], rows: Rows | None, meta: Mapping[str, Any]) -> None:
+        """Write a checkpoint and return when it is durable; a step saved before stays as it is."""
+        self.save_async(step, state, rows, meta)
+        self.wait()
+
+    def save_async(self, step: int, state: Mapping[str, Any], rows: Rows | None, meta: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint once the previous one is done; the arrays must be copies nobody changes."""
+        self.wait()
+        step = int(step)
+        if step in self._line.good:
+            return
+        self._check_step(step)
+        if rows is not None:
+            self._check_rows(rows)
+        self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
+        self._flight = self._writer.submit(self._write, step, dict(state), rows, dict(meta))
+
+    def wait(self) -> None:
+        """Wait for the checkpoint being written; RunFailed says why there is none, and the older ones are kept."""
+        if self._flight is None:
+            return
+        began = time.perf_counter()
+        try:
+            self._flight.result()
+        finally:
+            self.waited += time.perf_counter() - began
+            self._flight = None if self._flight.done() else self._flight
+
+    def close(self) -> None:
+        """Wait for the last checkpoint and end the thread that writes."""
+        try:
+            self.wait()
+        finally:
+            if self._writer is not None:
+                self._writer.shutdown()
+            self._writer = None
+
+    def __enter__(self) -> "CheckpointStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_step(self, step: int) -> None:
+        latest, there = self._line.latest, self.steps()
+        if latest is None and there:
+            raise BadInput(f"{shown(self.directory)} holds checkpoints up to step {there[-1]}: resume or go elsewhere")
+        if not _counts(step) or step < (latest or 0):
+            raise BadInput(f"a checkpoint at step {step} cannot follow the one at step {latest}")
+
+    def _check_rows(self, rows: Rows) -> None:
+        heads, kinds = self._line.heads or (0,) * len(rows.lanes), self._line.kinds or _kinds(rows.lanes[0].columns)
+        if len(rows.lanes) != len(heads) or any(_kinds(lane.columns) != kinds for lane in rows.lanes):
+            raise BadInput("the replay's lanes or columns are not those of the checkpoint before")
+        for index, (lane, head) in enumerate(zip(rows.lanes, heads, strict=True)):
+            full = lane.length == rows.capacity
+            whole = 0 < lane.length <= rows.capacity and all(len(c) == lane.length for c in lane.columns.values())
+            if not whole or lane.head < head or not (0 <= lane.first <= head or full):
+                given = f"rows {lane.first} to {lane.head} of lane {index}"
+                raise BadInput(f"{given} do not go on from row {head} in a replay of {rows.capacity} rows")
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Say of every failure what is still there."""
+        try:
+            with files.writing(self.directory):
+                yield
+        except (RunFailed, MemoryError) as problem:
+            self._swept = False
+            latest = self._line.latest
+            kept = "there is no older checkpoint" if latest is None else f"the checkpoint at step {latest} is kept"
+            raise RunFailed(f"{problem or 'the checkpoint does not fit in memory'}; {kept}") from None
+
+    def _write(self, step: int, state: Arrays, rows: Rows | None, meta: dict[str, Any]) -> None:
+        with self._kept():
+            self._sweep()
+            line = self._line if rows is None else self._line.grown(rows, self._write_segment(step, rows))
+            line = line.kept(step, self.keep)
+            self._publish(step, state, meta, None if rows is None else _describe_replay(line, rows.capacity))
+            self._line = line
+            self._remove_old()
+
+    def _sweep(self) -> None:
+        """Remove what a killed process or a failed save left: half-written files, and segments nothing came to need."""
+        replay = files.make_directory(inside(self.directory, "replay"))
+        if self._swept:
+            return
+        files.clear_temporary(self.directory)
+        files.clear_temporary(replay)
+        newest = max(self.steps(), default=-1)
+        for step in _numbers(replay, SEGMENT):
+            if step > newest:
+                os.unlink(self.directory / _segment_name(step))
+        self._swept = True
+
+    def _write_segment(self, step: int, rows: Rows) -> _Link:
+        names, lanes = rows.lanes[0].columns, rows.lanes
+        first = np.array([lane.first for lane in lanes], np.int64)
+        length = np.array([lane.length for lane in lanes], np.int64)
+        columns = {COLUMN + name: np.concatenate([lane.columns[name] for lane in lanes]) for name in names}
+        previous = self._line.chain[-1].record._asdict() if self._line.chain else None
+        path = self.directory / _segment_name(step)
+        seal = files.save_arrays(path, {"first": first, "length": length, **columns}, {"previous": previous})
+        return _Link(_Record(step, path.stat().st_size, seal), first)
+
+    def _publish(self, step: int, state: Arrays, meta: dict[str, Any], replay: dict[str, Any] | None) -> None:
+        """Write a checkpoint under a temporary name and give it its own when it is whole."""
+        folder = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        final = self.directory / _step_name(step)
+        try:
+            folder.mkdir()
+            path = folder / "state.safetensors"
+            seal = files.save_arrays(path, state)
+            record = _Record(step, path.stat().st_size, seal)._asdict()
+            head = {"format": FORMAT, "step": step, "surroundings": surroundings()}
+            files.write_sealed_json(folder / "manifest.json", {**head, "state": record, "replay": replay, "meta": meta})
+            if os.path.lexists(final):  # damaged, or of a history that was given up when an older checkpoint was loaded
+                self._discard(final)
+            os.replace(folder, final)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        files.stage("checkpoint renamed")
+        files.sync_directory(self.directory)
+
+    def _remove_old(self) -> None:
+        """Remove what no kept checkpoint needs, checkpoints before their segments."""
+        line = self._line
+        for step in set(self.steps()) - line.good.keys():
+            self._discard(self.directory / _step_name(step))
+        files.sync_directory(self.directory)
+        files.stage("old checkpoints removed")
+        oldest, chain = min(line.good.values()), {link.record.step for link in line.chain}
+        for step in _numbers(self.directory / "replay", SEGMENT):
+            given_up = step not in chain and step > min(chain, default=step)
+            if step < oldest or given_up:
+                os.unlink(self.directory / _segment_name(step))
+                files.stage("old segment removed")
+
+    def _discard(self, folder: Path) -> None:
+        """Take a checkpoint's name away before its files, so that it is never seen half removed."""
+        nameless = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        os.replace(folder, nameless)
+        files.stage("old checkpoint unnamed")
+        files.remove(nameless)
+
+    # loading
+
+    def load(self, step: int | None = None, *, rows: bool = True) -> Checkpoint:
+        """The checkpoint at a step, or the newest good one; without `rows` only the agent, for a look."""
+        self.wait()
+        there = self.steps()
+        if not there or (step is not None and step not in there):
+            wanted = "no checkpoint" if step is None else f"no checkpoint at step {step}"
+            raise BadInput(f"{shown(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none"))
+        problems: list[str] = []
+        for candidate in reversed(there) if step is None else [step]:
+            try:
+                return self._load(candidate, rows, tuple(f"{p}; going back to step {candidate}" for p in problems))
+            except NewerFormat:
+                raise
+            except BadInput as problem:
+                problems.append(str(problem))
+        raise BadInput(f"no checkpoint can be loaded: {problems[0]}")
+
+    def _load(self, step: int, rows: bool, warnings: tuple[str, ...]) -> Checkpoint:
+        manifest = _read_manifest(self.directory, step)
+        path = inside(self.directory, f"{_step_name(step)}/state.safetensors")
+        state, _ = files.load_arrays(path, seal=manifest.state.seal, limit=manifest.state.bytes)
+        replay = None
+        if rows:
+            replay, line = self._load_rows(manifest.replay) if manifest.replay else (None, _Line())
+            self._line = line._replace(good=self._readable(step))
+        return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.surroundings))
+
+    def _load_rows(self, replay: _Replay) -> tuple[Rows, _Line]:
+        chain, rebuild = [], None
+        with files.reading(self.directory):
+            for segment in self._segments(replay.newest):
+                rebuild = rebuild or _Rebuild(replay, segment)
+                chain.insert(0, _Link(segment.record, segment.first))
+                if rebuild.fill(segment):
+                    return rebuild.rows(), _Line({}, tuple(replay.heads), tuple(chain), rebuild.kinds)
+        last = self.directory / _segment_name(chain[0].record.step)
+        raise BadInput(f"{shown(last)} is damaged: rows before it are missing, restore it from a copy")
+
+    def _segments(self, record: _Record | None) -> Iterator[_Segment]:
+        """A segment and those before it, newest first."""
+        while record is not None:
+            segment = _read_segment(self.directory, record)
+            yield segment
+            record = segment.previous
+
+    def _readable(self, latest: int) -> dict[int, int]:
+        """The checkpoints up to `latest` whose manifests are good, with the oldest segment each needs."""
+        good = {}
+        for step in self.steps():
+            with suppress(BadInput):
+                if step <= latest:
+                    replay = _read_manifest(self.directory, step).replay
+                    good[step] = replay.oldest if replay else step
+        return good
+
+
+# --- inspection ----------------------------------------------------------------------------------------------------
+
+
+def describe(directory: files.PathLike) -> dict[str, str]:
+    """What there is to know about a run's checkpoints, for people."""
+    store = CheckpointStore(directory)
+    steps = store.steps()
+    facts = {"checkpoints": ", ".join(f"step {step}" for step in steps) or "none"}
+    if not steps:
+        return facts
+    try:
+        latest = store.load(rows=False)
+        replay = _read_manifest(store.directory, latest.step).replay
+    except BadInput as problem:
+        return {**facts, "problem": str(problem)}
+    size = sum(array.nbytes for array in latest.state.values())
+    facts["state"] = f"{len(latest.state)} arrays, {size / files.MiB:.1f} MiB"
+    if replay:
+        lowest = _lowest(np.array(replay.heads), replay.capacity)
+        count = sum(head + 1 - low for head, low in zip(replay.heads, lowest.tolist(), strict=True))
+        size = _size(store.directory / "replay") / files.MiB
+        facts["replay"] = f"{count} rows of {len(replay.heads)} x {replay.capacity}, {size:.1f} MiB"
+    for number, warning in enumerate(latest.warnings + latest.drift, 1):
+        facts[f"note {number}"] = warning
+    return facts

@@ -1,0 +1,247 @@
+"""Whatever bytes a file holds, reading it gives a value or one sentence: no traceback, hang, flood of memory or write.
+
+23 650 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
+after they were changed: what is tried is what an attacker would write, not what a bad disk would.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maxinforl import files
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.training.lock import holder
+from maxinforl.training.store import CheckpointStore, Lane, Rows
+
+MEMORY = 24 * files.MiB  # what any reader may take for files of at most a few kilobytes
+Change = Callable[[random.Random, bytes], bytes]
+
+ODD = [
+    None, True, -1, 0, 1, 2, 0.5, 2**31, 2**40, 2**53, 10**15 - 1, 10**15, 2**63, 2**64 - 1, 1e308, "", "a", "..",
+    "../../x", "/etc/passwd", "\0", "é", "U8", "F64", "BOOL", "1", "0" * 64, [], {}, [[]], [0], [0, 0], [2**62] * 3
+]  # fmt: skip
+TEXT = [*b'[ ] { } " \' """ \\ . , = # \0 \xff e nan inf 0x'.split(), b"\n"]
+
+
+@pytest.fixture(autouse=True)
+def guard(tmp_path, monkeypatch) -> Iterator[None]:
+    """No test here may hang, or touch anything beside its own directory."""
+
+    def hang(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    (tmp_path / "outside").write_text("untouched")
+    previous = signal.signal(signal.SIGALRM, hang)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+    assert (tmp_path / "outside").read_text() == "untouched"
+    assert {path.name for path in tmp_path.iterdir()} <= {"outside", "inside"}
+
+
+def attempt(read: Callable[[], object]) -> bool:
+    """Whether the file was accepted; anything but a sentence, or too much memory, fails the test."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    try:
+        read()
+        accepted = True
+    except (BadInput, RunFailed) as error:
+        text, accepted = str(error), False
+        assert text and "\n" not in text and text.isprintable() and len(text) < 1500, text
+    assert tracemalloc.get_traced_memory()[1] - before < MEMORY
+    return accepted
+
+
+def fuzz(path: Path, seeds: list[bytes], change: Change, read: Callable[[], object], cases: int) -> int:
+    """Try mutations of the seeds; returns how many were accepted."""
+    chance, accepted, inside = random.Random(path.name), 0, set(os.listdir(path.parent))
+    tracemalloc.start()
+    try:
+        for _ in range(cases):
+            data = chance.choice(seeds)
+            for _ in range(chance.choice([1, 1, 2, 4])):
+                data = change(chance, data)
+            path.write_bytes(data)
+            accepted += attempt(read)
+    finally:
+        tracemalloc.stop()
+    assert set(os.listdir(path.parent)) == inside | {path.name}
+    return accepted
+
+
+def noise(chance: random.Random, data: bytes) -> bytes:
+    """Change, remove, repeat or insert some bytes."""
+    at, size = chance.randrange(len(data) + 1), chance.choice([1, 1, 2, 8, 64])
+    piece = chance.choice(
+        [chance.randbytes(size), b"", data[at : at + size] * chance.choice([2, 2, 300]), chance.choice(TEXT) * size]
+    )
+    return (data[:at] + piece + data[at + chance.choice([0, size]) :])[:20_000]
+
+
+def tree(chance: random.Random, value: object) -> object:
+    """Put something odd somewhere into a JSON value."""
+    if isinstance(value, dict | list) and value and chance.random() < 0.9:
+        key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
+        act = chance.random()
+        if act < 0.8:
+            value[key] = tree(chance, value[key])
+        elif act < 0.9 or isinstance(value, list):
+            del value[key]
+        else:
+            value[str(chance.choice(ODD))] = value[key]
+        return value
+    near = [value + chance.choice([-1, 1, 7])] if type(value) is int else []
+    return chance.choice([*ODD, *near, *near, *near, *near])
+
+
+def sealed(data: bytes, start: bytes, at: int) -> bytes:
+    """The bytes with a true checksum, if they still have a place for one."""
+    at += len(start)
+    if data[at - len(start) : at] != start or not re.fullmatch(rb"[0-9a-f]{64}", data[at : at + 64]):
+        return data
+    blank = data[:at] + b"0" * 64 + data[at + 64 :]
+    return data[:at] + sha256(blank).hexdigest().encode() + data[at + 64 :]
+
+
+def header_tree(chance: random.Random, data: bytes) -> bytes:
+    """Put something odd into the header of an array file, and seal it again."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    text = json.dumps(tree(chance, json.loads(data[8:end])), separators=(",", ":")).encode()
+    return sealed(len(text).to_bytes(8, "little") + text + data[end:], files.ARRAYS_START, 8)
+
+
+def manifest_tree(chance: random.Random, data: bytes) -> bytes:
+    """Put something odd into a manifest, and seal it again."""
+    return sealed(json.dumps(tree(chance, json.loads(data)), indent=2).encode(), files.JSON_START, 0)
+
+
+def then_sealed(change: Change, start: bytes, at: int) -> Change:
+    return lambda chance, data: sealed(change(chance, data), start, at)
+
+
+# --- files on their own ------------------------------------------------------------------------------------------
+
+CONFIGS = [
+    b'name = "sac"\nsteps = 1_000\nrate = 3e-4\n[agent]\nhidden = [256, 256]\n[agent.intrinsic]\nkind = "info-gain"\n',
+    b"[[task]]\nname = 'a'\nseeds = {from = 0, to = 4}\n[[task]]\nname = '''b'''\nwhen = 1979-05-27T07:32:00Z\n",
+    b'"a b".c."d" = """\nx\\u00e4"""\n# comment\nx = [0x1f, 0b1, inf, -0.0, true]\n',
+]
+VALUES = [
+    b'{"name": "sac", "steps": 1000, "rate": 3e-4, "agent": {"hidden": [256, 256], "on": true}, "none": null}',
+    b'[1, [2, [3, [4, {"a": {"b": {"c": "\\u00e4\\n"}}}]]], -0.5e-3]',
+    b'{"pid": 12, "host": "a", "born": "b", "since": "c"}',
+]
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    (tmp_path / "inside").mkdir()
+    return tmp_path / "inside" / "file"
+
+
+def test_toml(path):
+    assert fuzz(path, CONFIGS, noise, lambda: files.read_toml(path), 6000) > 100
+
+
+def test_json(path):
+    assert fuzz(path, VALUES, noise, lambda: (files.read_json(path), holder(path)), 6000) > 100
+
+
+@pytest.fixture
+def arrays(path) -> list[bytes]:
+    seeds = []
+    for content in [
+        {"a": np.arange(6.0).reshape(2, 3), "b": np.array(True), "c": np.zeros((0, 4), np.uint8)},
+        {"first": np.arange(3), "flag": np.array([True, False])},
+    ]:
+        files.save_arrays(path, content, {"step": 1, "previous": {"step": 0}})
+        seeds.append(path.read_bytes())
+    return seeds
+
+
+def test_array_bytes(path, arrays):
+    change = then_sealed(noise, files.ARRAYS_START, 8)
+    assert fuzz(path, arrays, change, lambda: files.load_arrays(path), 4000) > 10
+
+
+def test_array_headers(path, arrays):
+    assert fuzz(path, arrays, header_tree, lambda: files.load_arrays(path), 4000) > 10
+
+
+# --- files of a run ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    with CheckpointStore(tmp_path / "inside", keep=2) as store:
+        for step in (1, 2):
+            lanes = [Lane(store.saved_upto(2)[e], {"obs": np.ones((3, 2)), "end": np.zeros(3, bool)}) for e in (0, 1)]
+            store.save(step, {"weight": np.ones(3)}, Rows(4, lanes), {"config": {"name": "sac"}})
+    return tmp_path / "inside"
+
+
+def load(run: Path) -> object:
+    return CheckpointStore(run).load(2)
+
+
+def reseal(run: Path) -> None:
+    """Make the manifest believe the segment that is there."""
+    manifest, segment = run / "step-000000002" / "manifest.json", run / "replay" / "segment-000000002.safetensors"
+    value = files.read_sealed_json(manifest)
+    start = 8 + len(files.ARRAYS_START)
+    seal = segment.read_bytes()[start : start + 64].decode(errors="replace")
+    value["replay"]["newest"].update(seal=seal, bytes=segment.stat().st_size)
+    files.write_sealed_json(manifest, value)
+
+
+def test_manifests(run):
+    path = run / "step-000000002" / "manifest.json"
+    assert fuzz(path, [path.read_bytes()], manifest_tree, lambda: load(run), 2000) > 10
+
+
+def test_segments(run):
+    path = run / "replay" / "segment-000000002.safetensors"
+
+    def change(chance: random.Random, data: bytes) -> bytes:
+        if chance.random() < 0.5:
+            return header_tree(chance, data)
+        at = chance.randrange(len(data) - 120, len(data))  # lane numbers, mostly, and columns
+        return sealed(data[:at] + chance.randbytes(1) + data[at + 1 :], files.ARRAYS_START, 8)
+
+    assert fuzz(path, [path.read_bytes()], change, lambda: (reseal(run), load(run)), 1500) > 10
+
+
+def test_going_on_from_a_strange_run_writes_nothing_outside(run):
+    """Load what still loads, and save: the next checkpoint must be sound and in its place."""
+    manifest, chance, went_on = run / "step-000000002" / "manifest.json", random.Random(0), 0
+    whole, kept = manifest.read_bytes(), {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+    def resume() -> None:
+        with CheckpointStore(run) as store:
+            rows = store.load().rows
+            assert rows is not None
+            store.save(5, {}, rows, {})
+            assert store.load(5).step == 5
+
+    tracemalloc.start()
+    for _ in range(150):
+        for path, data in kept.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        manifest.write_bytes(manifest_tree(chance, whole))
+        went_on += attempt(resume)
+        files.remove(run / "step-000000005") if (run / "step-000000005").exists() else None
+    tracemalloc.stop()
+    assert went_on > 10
