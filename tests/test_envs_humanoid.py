@@ -123,6 +123,7 @@ def test_measured_at_home(env):
     bare = env.unwrapped
     env.reset(seed=0)
     bare.data.qpos[:], bare.data.qvel[:] = humanoid.HOME, 0
+    bare.data.qpos[3:7] = (np.sqrt(0.5), 0, 0, np.sqrt(0.5))  # turned left, which changes nothing below
     bare.data.qvel[:3] = (0.7, -0.2, 0.1)
     bare.mujoco.mj_forward(bare.model, bare.data)
     head, up, force, velocity = bare.measure()

@@ -83,8 +83,9 @@ def test_no_cost_and_no_repeat_change_nothing():
         assert expected[1:4] == got[1:4] and isinstance(got[1], float)
 
 
-def test_normalised_maps_onto_the_native_box_and_clips():
-    bare = Line()
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_normalised_maps_onto_the_native_box_and_clips(dtype):
+    bare = Line(action=spaces.Box(np.array([-2, 0], dtype), np.array([2, 3], dtype), dtype=dtype))
     env = Normalised(make(bare))
     env.reset(seed=0)
     for action in ([0.0, 0.0], [1.0, -1.0], [7.0, -7.0]):
@@ -134,8 +135,8 @@ def test_images_stay_uint8_and_single_frames():
 
 
 def test_observations_are_copies():
-    buffer = np.zeros(1)
-    env = make(Line(observe=lambda: buffer))
+    buffer = np.zeros(1, np.float32)
+    env = make(Line(spaces.Box(-1, 1, (1,), np.float32), observe=lambda: buffer))
     obs, _ = env.reset(seed=0)
     buffer[:] = 9
     assert obs[0] == 0

@@ -173,6 +173,13 @@ def test_header_lengths_that_lie_are_refused(tmp_path, length):
     refused(tmp_path / "a", files.load_arrays)
 
 
+def test_headers_beyond_a_mebibyte_are_neither_written_nor_read(tmp_path, arrays):
+    (tmp_path / "a").write_bytes(forge({"a" * files.MiB: entry()}, bytes(8)))
+    refused(tmp_path / "a", files.load_arrays)
+    with pytest.raises(RunFailed, match="write fewer arrays"):
+        files.save_arrays(tmp_path / "b", arrays, {"a": "a" * files.MiB})
+
+
 def test_headers_with_a_name_twice_or_too_deep_are_refused(tmp_path):
     head = b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","format":"1","meta":"{}"}'
     (tmp_path / "twice").write_bytes(forge(head + b',"a":1,"a":2}'))

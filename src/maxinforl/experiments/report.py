@@ -211,7 +211,12 @@ def _charts(charts: Sequence[Chart]) -> list[dict[str, Any]]:
 
 def _line(line: Line) -> dict[str, Any]:
     named = {"x": line.x, "y": line.y, "low": line.low, "high": line.high}
-    return {"label": line.label, **{key: _numbers(values) for key, values in named.items() if values is not None}}
+    style = {"dashed": True} if line.dashed else {}
+    return {
+        "label": line.label,
+        **style,
+        **{key: _numbers(values) for key, values in named.items() if values is not None},
+    }
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
@@ -247,7 +252,9 @@ def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
             continue
         for line in chart.lines:
             low, high = (line.y if bound is None else bound for bound in (line.low, line.high))
-            figures.band(ax, line.x, low, line.y, high, _text(labels[line.label]), color=figures.colour(line.label))
+            name = "" if line.dashed else _text(labels[line.label])
+            style = {"color": figures.colour(line.label), "linestyle": "--" if line.dashed else "-"}
+            figures.band(ax, line.x, low, line.y, high, name, **style)
         ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel, title=_text(chart.title))
         ax.legend()
     for ax in axes[len(charts) :]:

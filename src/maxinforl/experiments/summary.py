@@ -23,9 +23,9 @@ EXPLORATION = {
     "explore/alpha1": "entropy temperature α1",
     "explore/alpha2": "information-gain temperature α2",
     "explore/intrinsic_weight": "EIPO's intrinsic weight 1/λ",
-    "explore/info_gain": "information gain of the policy",
-    "explore/info_gain_target": "information gain of the target policy",
+    "explore/info_gain": "information gain (dashed: of the target policy)",
 }
+DASHED = {"explore/info_gain": "explore/info_gain_target"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Line:
     y: Array
     low: Array | None = None
     high: Array | None = None
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,10 +249,10 @@ def _missing_cells(tasks: Sequence[Task], named: Mapping[str, Sequence[Run]], no
 STEPS = "environment steps"
 
 
-def _mean_line(label: int, grid: Array, curves: Array) -> Line:
+def _mean_line(label: int, grid: Array, curves: Array, dashed: bool = False) -> Line:
     mean, se, _ = st.mean_se(curves)
     se = np.where(np.isfinite(se), se, 0.0)
-    return Line(label, grid, mean, mean - se, mean + se)
+    return Line(label, grid, mean, mean - se, mean + se, dashed)
 
 
 def _curve_chart(task: Task, index: Mapping[str, int]) -> Chart:
@@ -301,20 +302,24 @@ def _interval_line(label: int, x: Array, band: tuple[Array, Array, Array]) -> Li
 
 
 def _metric_charts(named: Mapping[str, Sequence[Run]], index: Mapping[str, int]) -> list[Chart]:
-    charts = []
     grouped = {label: _by_env(runs) for label, runs in named.items()}
+    charts = []
     for env in sorted({env for group in grouped.values() for env in group}):
+        runs = {label: group[env] for label, group in grouped.items() if env in group}
         for name, title in EXPLORATION.items():
-            series = {
-                label: [run.metrics[name] for run in group.get(env, ()) if name in run.metrics]
-                for label, group in grouped.items()
-            }
-            series = {label: found for label, found in series.items() if found}
-            if series:
-                grid = _grid([s for found in series.values() for s in found])
-                lines = [_mean_line(index[label], grid, _read(found, grid)) for label, found in series.items()]
-                charts.append(Chart("exploration", f"{env}: {title}", STEPS, title, lines))
+            lines = _metric_lines(runs, name, index, False) + _metric_lines(runs, DASHED.get(name, ""), index, True)
+            if lines:
+                charts.append(Chart("exploration", env, STEPS, title, lines))
     return charts
+
+
+def _metric_lines(runs: Mapping[str, Sequence[Run]], name: str, index: Mapping[str, int], dashed: bool) -> list[Line]:
+    series = {label: [run.metrics[name] for run in group if name in run.metrics] for label, group in runs.items()}
+    series = {label: found for label, found in series.items() if found}
+    if not series:
+        return []
+    grid = _grid([s for found in series.values() for s in found])
+    return [_mean_line(index[label], grid, _read(found, grid), dashed) for label, found in series.items()]
 
 
 # --- states ---------------------------------------------------------------------------------------------------
@@ -457,8 +462,7 @@ def _aggregate_tables(tasks: Sequence[Task], notes: list[str]) -> list[Table]:
     for label in labels:
         wins = st.probability_of_improvement(scores[label], scores[reference], RESAMPLES)
         shown = "–" if label == reference else _estimate(wins)
-        count = sum(map(len, scores[label]))
-        rows.append([label, str(count), _estimate(st.iqm(scores[label], RESAMPLES)), shown])
+        rows.append([label, str(sum(map(len, scores[label]))), _estimate(st.iqm(scores[label], RESAMPLES)), shown])
     how = "; ".join(
         sorted({str(task.normalisation) if len(common) < 4 else task.normalisation.source for task in common})
     )

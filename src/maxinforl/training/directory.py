@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -50,8 +51,19 @@ def clear(out: Path) -> None:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
+def commit() -> str:
+    """The commit of the checkout this package runs from, or nothing where it was installed."""
+    try:
+        here = Path(__file__).parent
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+        tracked = subprocess.run(["git", "ls-files", __file__], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return asked.stdout.strip() if tracked.stdout.strip() else ""
+
+
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version()} | ({"commit": c} if (c := commit()) else {})
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)

@@ -1,0 +1,45 @@
+"""What `maxinforl list` prints."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from maxinforl import envs
+from maxinforl.algorithms import CATALOGUE
+from maxinforl.settings import PRESETS
+
+
+def table(*columns: str) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, no_wrap=i == 0)
+    return made
+
+
+def show_algorithms() -> None:
+    rows = table("algorithm", "base", "explore", "intrinsic", "paper", "what it is")
+    for name, r in CATALOGUE.items():
+        rows.add_row(name, r.base, r.explore, r.intrinsic or "-", r.section, r.summary)
+    console = Console()
+    console.print(rows)
+    console.print("\nCompose any other with --base B --explore none|maxinfo|sum|eipo|eps|then --intrinsic I.")
+
+
+def show_envs() -> None:
+    rows = table("environment", "what it is")
+    for name, text in envs.catalogue().items():
+        rows.add_row(name, text)
+    console = Console()
+    console.print(rows)
+    console.print("\nAny Gymnasium id with continuous actions works too, and pixels/<name> for its rendered images.")
+
+
+def show_presets() -> None:
+    rows = table("preset", "algorithms", "environments", "changes", "why")
+    for p in PRESETS:
+        changes = ", ".join(f"{k}={v}" for k, v in (*p.settings, *p.agent))
+        rows.add_row(p.name, " ".join(p.algos), " ".join(p.envs), changes, p.why)
+    console = Console()
+    console.print(rows)
+    console.print("\nAll that fit are applied unless --preset names one or is none; flags win over presets.")

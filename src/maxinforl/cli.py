@@ -1,0 +1,221 @@
+"""The `maxinforl` command: flags come from the Settings dataclass, errors are one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from maxinforl.errors import BadInput, RunFailed
+
+DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
+PAIRS = ("env_arg", "set")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence and exit code 2, with the nearest flag where one was misspelt."""
+        from difflib import get_close_matches
+
+        if message.startswith("unrecognized arguments: "):
+            wrong = message.split(": ")[1].split()[0]
+            near = get_close_matches(wrong.split("=")[0], list(self._option_string_actions), n=1)
+            message = f"unknown flag '{wrong}'" + (f": did you mean '{near[0]}'?" if near else "")
+        raise BadInput(message)
+
+
+def number(text: str) -> Any:
+    """A value of K=V as TOML would read it, else the text itself."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise BadInput(f"'{text}' is not of the form NAME=VALUE")
+    parsed = number(value)
+    return name, tuple(parsed) if isinstance(parsed, list) else parsed
+
+
+def typed(name: str, kind: Callable[[str], Any], described: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return kind(text.replace("_", "") if kind is int else text)
+        except ValueError:
+            raise BadInput(f"--{name.replace('_', '-')} must be {described}, not '{text}'") from None
+
+    return read
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """A flag for every field of Settings."""
+    from maxinforl.settings import Settings, flag
+
+    for f in fields(Settings):
+        text = f.metadata["help"].replace("%", "%%")
+        options: dict[str, Any] = {"dest": f.name, "default": None, "help": text}
+        if f.name in PAIRS:
+            options |= {"action": "append", "type": pair, "metavar": "K=V"}
+        elif f.type == "bool":
+            options |= {"action": "store_true"}
+        elif "int" in str(f.type):
+            options |= {"type": typed(f.name, int, "a whole number"), "metavar": "N"}
+        elif "float" in str(f.type):
+            options |= {"type": typed(f.name, float, "a number"), "metavar": "X"}
+        else:
+            options |= {"metavar": f.name.upper()}
+        parser.add_argument(flag(f.name), **options)
+
+
+def seed_range(text: str) -> list[int]:
+    """'0-4', '0,2,5' or '3'."""
+    try:
+        spans = [part.split("-") for part in text.split(",")]
+        seeds = [s for span in spans for s in range(int(span[0]), int(span[-1]) + 1)]
+    except ValueError:
+        raise BadInput(f"--seeds must be a range such as 0-4 or a list such as 0,2,5, not '{text}'") from None
+    if not seeds:
+        raise BadInput(f"--seeds {text} names no seed: write the smaller number first")
+    return seeds
+
+
+def parser() -> Parser:
+    root = Parser(prog="maxinforl", description="Reinforcement learning that explores by information gain.")
+    root.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = root.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1")
+    add_settings(train)
+    train.add_argument("--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS")
+    train.add_argument("--out", help="run directory (default: a new numbered one under runs/)", metavar="DIR")
+    train.add_argument("--config", help="TOML file of settings; flags win over it", metavar="FILE")
+    train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
+
+    resume = commands.add_parser("resume", help="continue a run where it stopped")
+    resume.add_argument("directory", metavar="DIR")
+
+    evaluate = commands.add_parser("eval", help="evaluate a trained agent")
+    evaluate.add_argument("directory", metavar="DIR")
+    evaluate.add_argument("--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N")
+
+    listing = commands.add_parser("list", help="list algorithms, environments or presets")
+    listing.add_argument("--envs", action="store_true", help="the environments this library names")
+    listing.add_argument("--preset", action="store_true", help="the presets and what they change")
+
+    commands.add_parser("doctor", help="check this machine and say what to fix")
+    return root
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0 done, 2 bad input, 3 run failed, 75 preempted."""
+    try:
+        root = parser()
+        args = root.parse_args(argv)
+        if args.version:
+            import maxinforl
+
+            print(maxinforl.__version__)
+            return DONE
+        if args.command is None:
+            root.print_help()
+            return DONE
+        return COMMANDS[args.command](args)
+    except BadInput as error:
+        print(f"maxinforl: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except RunFailed as error:
+        print(f"maxinforl: {error}", file=sys.stderr)
+        return RUN_FAILED
+    except BrokenPipeError:
+        return DONE
+
+
+def prepare_jax() -> None:
+    """A compilation cache on disk, and no GPU memory taken in advance."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import jax
+
+    if not jax.config.jax_compilation_cache_dir:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(home / "maxinforl" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def settings_from(args: argparse.Namespace) -> Any:
+    from maxinforl import files
+    from maxinforl.agent import read_settings
+    from maxinforl.settings import Settings
+
+    table = {}
+    if args.config is not None:
+        if not Path(args.config).is_file():
+            raise BadInput(f"--config {args.config} is not a file")
+        table = files.read_toml(args.config)
+        table = table.get("settings", table)
+    base = read_settings(table)
+    given = {f.name: getattr(args, f.name) for f in fields(Settings)}
+    given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v not in (None, False)}
+    if "algo" in given:
+        base = replace(base, base=None, explore=None, intrinsic=None) if not {"base", "explore", "intrinsic"} & set(given) else base
+    elif {"base", "explore", "intrinsic"} & set(given):
+        base = replace(base, algo=None)
+    return replace(base, **given)
+
+
+def train(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.training import command
+    from maxinforl.training.directory import check_free, next_directory
+
+    settings = settings_from(args)
+    out = Path(args.out) if args.out else next_directory()
+    check_free(out, args.overwrite)
+    seeds = args.seeds or [settings.seed]
+    runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
+    return command.train(runs, out, overwrite=args.overwrite)
+
+
+def resume(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.training import command
+
+    return command.resume(Path(args.directory))
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.settings import check_count
+    from maxinforl.training import command
+
+    check_count("episodes", args.episodes, 1)
+    return command.evaluate(Path(args.directory), args.episodes)
+
+
+def listing(args: argparse.Namespace) -> int:
+    from maxinforl import catalogue
+
+    catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
+    return DONE
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from maxinforl import doctor
+
+    return doctor.main(Console())
+
+
+COMMANDS = {"train": train, "resume": resume, "eval": evaluate, "list": listing, "doctor": doctor}
+
+if __name__ == "__main__":
+    sys.exit(main())

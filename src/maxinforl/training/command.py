@@ -1,0 +1,176 @@
+"""What `train`, `resume` and `eval` do on the command line: open a run, watch it, and show how it went."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from maxinforl import files
+from maxinforl.agent import Agent, check_fit, load, plain_settings
+from maxinforl.envs.record import StateRecorder
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.settings import Settings, resolve, title
+from maxinforl.training import checkpoint
+from maxinforl.training.directory import check_free, clear, holds_run, open_run, read_run
+from maxinforl.training.lock import RunLock
+from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
+from maxinforl.training.loop import replay_bytes
+from maxinforl.training.picture import curve_picture, phase_picture
+from maxinforl.training.progress import Progress
+from maxinforl.training.run import Run, visited
+from maxinforl.training.store import CheckpointStore
+
+console = Console()
+
+
+def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
+    """Every seed in turn; nothing is written before all of it could be built."""
+    agents = []
+    for settings, _ in runs[:1]:
+        settings, strategy = resolve(settings)
+        agents.append(Agent(settings, strategy, settings.env))
+        check_fit(strategy, agents[0])
+        optional_sinks(settings, out, dry=True)
+    if overwrite and out.exists():
+        clear(out)
+    for settings, directory in runs:
+        settings, strategy = resolve(settings)
+        check_free(directory)
+        agent = Agent(settings, strategy, settings.env)
+        agent.total_steps = settings.steps
+        trainer = agent._trainer(settings.steps)
+        open_run(directory, settings, strategy, trainer)
+        describe(agent, directory)
+        with RunLock(directory):
+            finished = follow(agent, directory, StateRecorder() if settings.record_states else None)
+        if not finished:
+            console.print(f"stopped at step {trainer.step}: continue with `maxinforl resume {directory}`")
+            return 75
+    return 0
+
+
+def describe(agent: Agent, directory: Path) -> None:
+    s, trainer = agent.settings, agent.trainer
+    assert trainer is not None
+    memory = replay_bytes(trainer.pool, trainer.state.replay.rows) / 1e6
+    ensemble = f", {s.uncertainty} ensemble" if hasattr(agent.strategy, "intrinsic") else ""
+    console.print(
+        f"[bold]{title(s)}[/] on [bold]{s.env}[/], seed {s.seed}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {directory}",
+        highlight=False,
+    )
+
+
+def optional_sinks(settings: Settings, directory: Path, dry: bool = False) -> list[Sink]:
+    sinks: list[Sink] = []
+    if dry:
+        import importlib.util as modules
+
+        for name, wanted, module in (("tensorboard", settings.tensorboard, "tensorboardX"), ("wandb", settings.wandb, "wandb")):
+            if wanted and modules.find_spec(module) is None:
+                from maxinforl.errors import missing_extra
+
+                raise missing_extra(name, f"--{name}")
+        return sinks
+    if settings.tensorboard:
+        sinks.append(TensorBoard(directory))
+    if settings.wandb:
+        sinks.append(WeightsAndBiases(directory, plain_settings(settings)))
+    return sinks
+
+
+def follow(agent: Agent, directory: Path, recorder: StateRecorder | None) -> bool:
+    """Trains to the end with a bar, then shows the table, the curve and the states; False when stopped before."""
+    trainer = agent.trainer
+    assert trainer is not None
+    settings = agent.settings
+    bar = Progress(settings.steps, trainer.step, console=console)
+    run = Run(
+        trainer, bar, agent._evaluator(settings), directory, {}, optional_sinks(settings, directory), recorder
+    )
+    try:
+        outcome = run.until(settings.steps)
+    except RunFailed as error:
+        raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {directory})") from error
+    finally:
+        run.close()
+        trainer.pool.close()
+    if outcome.finished:
+        show(agent, directory)
+    return outcome.finished
+
+
+def show(agent: Agent, directory: Path) -> None:
+    """A table of the evaluations, and pictures."""
+    settings, trainer = agent.settings, agent.trainer
+    assert trainer is not None
+    rows = [line.split(",") for line in (directory / "eval.csv").read_text().split()[1:]]
+    if rows:
+        table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
+        for r in rows if len(rows) <= 12 else rows[:: len(rows) // 10]:
+            table.add_row(r[0], r[1], f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
+        console.print(table)
+        curve_picture(directory, title(settings), settings.env)
+    if len(trainer.pool.observation_space.shape) == 1:
+        order, states = visited(trainer)
+        phase_picture(directory / "phase.png", settings.env, order, states)
+    pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]
+    console.print(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
+
+
+def resume(directory: Path) -> int:
+    """Continues every unfinished run of a directory."""
+    if not holds_run(directory):
+        raise BadInput(f"{directory} holds no run: there is no config.toml in it")
+    places = [directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*"))
+    for place in places:
+        with RunLock(place):
+            if not resume_one(place):
+                console.print(f"stopped: continue with `maxinforl resume {directory}`")
+                return 75
+    return 0
+
+
+def resume_one(directory: Path) -> bool:
+    settings, strategy, table = read_run(directory)
+    if not table.get("by_name", True):
+        raise BadInput(f"{directory} was trained on an environment of your own: resume it from Python")
+    agent = Agent(settings, strategy, settings.env)
+    agent.total_steps = settings.steps
+    store = CheckpointStore(directory / "checkpoints", settings.keep)
+    saved = store.load() if store.steps() else None
+    if saved is not None and saved.step >= settings.steps:
+        console.print(f"{directory} is finished: {saved.step} of {settings.steps} steps")
+        return True
+    trainer = agent._trainer(settings.steps)
+    log = RunFiles(directory)
+    recorder = StateRecorder() if settings.record_states else None
+    if saved is None:
+        log.cut_back(-1)
+        console.print(f"{directory} has no checkpoint yet: starting again from step 0")
+    else:
+        for sentence in (*saved.warnings, *saved.drift, checkpoint.restore(trainer, saved)):
+            if sentence:
+                console.print(f"[yellow]{sentence}[/]", highlight=False)
+        log.cut_back(saved.step)
+        if recorder is not None and (directory / "states.npz").exists():
+            recorder = StateRecorder.load(directory / "states.npz", saved.step)
+        console.print(f"resuming {directory} at step {saved.step} of {settings.steps}")
+    return follow(agent, directory, recorder)
+
+
+def evaluate(directory: Path, episodes: int) -> int:
+    """Deterministic episodes of a trained agent, printed and kept as evaluation.json."""
+    agent = load(directory)
+    result = agent.evaluate(episodes)
+    numbers = {"episodes": episodes, "mean_return": float(result.returns.mean()), "std_return": float(result.returns.std())}
+    console.print(
+        f"{title(agent.settings)} on {agent.settings.env}: return {numbers['mean_return']:.1f} "
+        f"± {numbers['std_return']:.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}",
+        highlight=False,
+    )
+    return 0

@@ -1,0 +1,54 @@
+"""The two pictures of a run: its learning curve, and the states it visited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+NAMES = {
+    "MountainCarContinuous-v0": (0, 1, "position", "velocity"),
+    "jax/mountain-car": (0, 1, "position", "velocity"),
+}
+
+
+def canvas(width: float = 5.0, height: float = 3.2):
+    """A figure and axes of the house style, without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def curve_picture(directory: Path, algo: str, env: str) -> None:
+    """curve.png from eval.csv."""
+    rows = np.genfromtxt(directory / "eval.csv", delimiter=",", skip_header=1, ndmin=2)
+    figure, axes = canvas()
+    step, mean, std = rows[:, 0], rows[:, 3], rows[:, 4]
+    axes.plot(step, mean, color="#0b6e99", label=algo)
+    axes.fill_between(step, mean - std, mean + std, color="#0b6e99", alpha=0.2, linewidth=0)
+    axes.set(xlabel="agent steps", ylabel="return of an evaluation", title=f"{algo} on {env}")
+    figure.savefig(directory / "curve.png")
+
+
+def phase(env: str, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, str, str]:
+    """Two coordinates worth looking at: position and velocity, a pendulum's angle and speed, else the first two."""
+    if "endulum" in env and states.shape[1] == 3:
+        return np.arctan2(states[:, 1], states[:, 0]), states[:, 2], "angle from upright", "angular velocity"
+    i, j, x, y = NAMES.get(env, (0, min(1, states.shape[1] - 1), "observation 0", "observation 1"))
+    return states[:, i], states[:, j], x, y
+
+
+def phase_picture(path: Path, env: str, order: np.ndarray, states: np.ndarray) -> None:
+    """Visited states, coloured by when."""
+    x, y, x_name, y_name = phase(env, states)
+    figure, axes = canvas()
+    dots = axes.scatter(x, y, c=order, s=3, cmap="viridis", linewidths=0)
+    figure.colorbar(dots, label="agent step")
+    axes.set(xlabel=x_name, ylabel=y_name, title=f"states visited on {env}")
+    figure.savefig(path)
