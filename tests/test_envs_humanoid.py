@@ -73,6 +73,7 @@ def test_actions_map_linearly_onto_the_control_ranges(env):
         np.testing.assert_allclose(bare.data.ctrl, low + expected * (high - low), atol=1e-12)
     env.reset(seed=0)
     env.step(bare.home_action())
+    assert bare.data.time == pytest.approx(0.02)
     np.testing.assert_allclose(bare.data.ctrl, humanoid.HOME[7:], atol=1e-6)
 
 

@@ -135,6 +135,18 @@ def test_restored_lanes_go_on_as_if_never_stopped(name):
     np.testing.assert_array_equal(pool.episodes, again.episodes)
 
 
+def test_lanes_that_wait_for_a_longer_history_may_end_meanwhile():
+    def episode_of(lane, length):
+        draws = (Diary().reset(seed=episode_seed(0, lane, episode))[0][0] for episode in range(100))
+        return next(episode for episode, draw in enumerate(draws) if 2 + draw % 5 == length)
+
+    episodes = np.array([episode_of(0, 6), episode_of(1, 2), episode_of(2, 2)])
+    actions = [np.zeros((length, 1), np.float32) for length in (5, 1, 0)]
+    obs = POOLS["disabled"]().restore(episodes, actions)
+    np.testing.assert_array_equal(obs, POOLS["pool"]().restore(episodes, actions))
+    np.testing.assert_array_equal(obs[:, 1], [5, 1, 0])
+
+
 def test_a_replay_that_ends_early_is_an_error():
     with pytest.raises(RunFailed, match="does not repeat"):
         make_pool(Diary).restore(np.array([0]), [np.zeros((50, 1), np.float32)])

@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from maxinforl.envs import gl
+from maxinforl.settings import Settings
 
-DEFAULT_ENV = "pendulum-hanging"
+DEFAULT_ENV = Settings.env
 GIB = 2**30
 EXTRAS = {
     "mujoco": "mujoco",

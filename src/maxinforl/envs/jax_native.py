@@ -236,9 +236,10 @@ class JaxEnv(gym.Env):
         state = self.task.reset(key)
         return state, self.task.observe(state)
 
-    def _next(self, state: State, action: Array) -> tuple[State, Array, Array, Array]:
+    def _next(self, state: State, action: Array) -> tuple[State, Array]:
         state, reward, terminated = self.task.step(state, action / self.task.action_bound)
-        return state, self.task.observe(state), reward, terminated
+        # one array to fetch: three would take twice as long
+        return state, jnp.concatenate([self.task.observe(state), jnp.stack([reward, terminated])])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
@@ -248,10 +249,11 @@ class JaxEnv(gym.Env):
         return np.array(obs), {}
 
     def step(self, action):
-        self.state, obs, reward, terminated = self._advance(self.state, np.asarray(action, np.float32))
+        self.state, packed = self._advance(self.state, np.asarray(action, np.float32))
+        packed = np.array(packed)
         self.elapsed += 1
-        terminated = bool(terminated)
-        return np.array(obs), float(reward), terminated, self.elapsed >= self.task.time_limit and not terminated, {}
+        terminated, over = bool(packed[-1]), self.elapsed >= self.task.time_limit
+        return packed[:-2], float(packed[-2]), terminated, over and not terminated, {}
 
     def render(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
         return draw(self.size, self.task.rods(self.state))

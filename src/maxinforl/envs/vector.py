@@ -59,6 +59,7 @@ class VectorPool(EnvPool):
     def step(self, action: np.ndarray) -> Transition:
         action, valid = self._checked(action), ~self._resetting
         next_obs, reward, terminated, truncated, infos = self._step_all(action, valid)
+        terminated, truncated = terminated & valid, truncated & valid
         done = terminated | truncated
         for lane in np.flatnonzero(done).tolist():
             self._end(lane)
@@ -88,7 +89,7 @@ class VectorPool(EnvPool):
         for lane in np.flatnonzero(live).tolist():
             reward[lane] = value = self._call(lane, number, rewards[lane])
             self._earn(lane, value)
-        return obs, reward, np.asarray(terminated, bool) & live, np.asarray(truncated, bool) & live, infos
+        return obs, reward, np.array(terminated, bool), np.array(truncated, bool), infos
 
     def _begin_lanes(self, mask: np.ndarray, episodes: np.ndarray) -> np.ndarray:
         for lane in np.flatnonzero(mask).tolist():

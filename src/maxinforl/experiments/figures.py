@@ -10,6 +10,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from numpy.typing import ArrayLike
 
 from maxinforl.experiments.statistics import mean_se
@@ -84,6 +85,11 @@ def learning_curve(ax: Axes, steps: ArrayLike, returns_by_seed: ArrayLike, label
     mean, se, _ = mean_se(returns_by_seed)
     se = np.where(np.isfinite(se), se, 0.0)
     band(ax, steps, mean - se, mean, mean + se, label, **style)
+
+
+def step_axis(ax: Axes) -> None:
+    """Write steps as 50k and 2M."""
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def phase_plot(

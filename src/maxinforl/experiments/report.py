@@ -256,6 +256,8 @@ def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
             style = {"color": figures.colour(line.label), "linestyle": "--" if line.dashed else "-"}
             figures.band(ax, line.x, low, line.y, high, name, **style)
         ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel, title=_text(chart.title))
+        if chart.xlabel.endswith("steps"):
+            figures.step_axis(ax)
         ax.legend()
     for ax in axes[len(charts) :]:
         ax.set_axis_off()

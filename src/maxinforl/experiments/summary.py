@@ -23,7 +23,7 @@ EXPLORATION = {
     "explore/alpha1": "entropy temperature α1",
     "explore/alpha2": "information-gain temperature α2",
     "explore/intrinsic_weight": "EIPO's intrinsic weight 1/λ",
-    "explore/info_gain": "information gain (dashed: of the target policy)",
+    "explore/info_gain": "information gain (dashed: target policy)",
 }
 DASHED = {"explore/info_gain": "explore/info_gain_target"}
 
