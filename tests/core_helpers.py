@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 
 import equinox as eqx
@@ -67,11 +67,12 @@ def cheap(key, fan_in, fan_out):
     return jax.random.normal(key, (fan_in, fan_out)) / fan_in**0.5
 
 
+@cache
 def fresh(agent, seed=0, spec=SPEC):
-    """A state of the agent without compiling its initialisation as a whole."""
+    """A state of the agent without compiling its initialisation as a whole; never to be donated."""
     kept, networks.orthogonal = networks.orthogonal, cheap
     try:
-        return jax.tree.map(jnp.copy, agent.init(jax.random.key(seed), spec))
+        return agent.init(jax.random.key(seed), spec)
     finally:
         networks.orthogonal = kept
 
@@ -112,6 +113,13 @@ class DescentGain(InfoGain):
 DESCENT = Descent(alpha=DescentWeight(start=0.5))
 
 
+def descending(*names: str):
+    """A small agent by its parts, whose learner descends plainly."""
+    agent = small(*names)
+    parts = {f.name: getattr(agent.base, f.name) for f in fields(ActorCritic)}
+    return replace(agent, base=Descent(**parts | {"lr": DESCENT.lr, "alpha": DESCENT.alpha}))
+
+
 # ------------------------------------------------------------ data
 
 
@@ -140,6 +148,7 @@ def transition(lanes=1, seed=0, spec=SPEC, **fields) -> Transition:
     return whole._replace(**fields)
 
 
+@cache
 def filled(lanes=1, rows=32, steps=12, seed=0, spec=SPEC) -> Replay:
     """A replay that holds `steps` transitions per lane, with a termination and a truncation among them."""
     replay = Replay.create(lanes, rows, spec.obs, jnp.float32, spec.action)
@@ -153,8 +162,9 @@ def filled(lanes=1, rows=32, steps=12, seed=0, spec=SPEC) -> Replay:
 
 
 def train_state(program: Program, seed=0, replay: Replay | None = None, total=100) -> TrainState:
-    replay = filled(spec=program.spec) if replay is None else replay
-    return TrainState(fresh(program.agent, seed, program.spec), replay, clock(total=total), jnp.asarray(seed))
+    replay = jax.tree.map(jnp.copy, filled(spec=program.spec) if replay is None else replay)
+    agent = jax.tree.map(jnp.copy, fresh(program.agent, seed, program.spec))
+    return TrainState(agent, replay, clock(total=total), jnp.asarray(seed, jnp.int32))
 
 
 # ------------------------------------------------------------ running and comparing

@@ -48,7 +48,8 @@ def gaussian(actor, s, noise):
     out = network(actor.head, s, jax.nn.relu)
     mean, std = out[:, :ACTIONS], jnp.exp(jnp.clip(out[:, ACTIONS:], -10, 2))
     x = mean + std * noise
-    logp = -0.5 * ((x - mean) / std) ** 2 - jnp.log(std * np.sqrt(2 * np.pi)) - jnp.log(1 - jnp.tanh(x) ** 2)
+    log_slope = -2 * (jnp.logaddexp(x, -x) - jnp.log(2.0))  # log(1 - tanh(x)**2)
+    logp = -0.5 * ((x - mean) / std) ** 2 - jnp.log(std * np.sqrt(2 * np.pi)) - log_slope
     return jnp.tanh(x), logp.sum(1)
 
 
@@ -331,9 +332,9 @@ def test_eipo_update_is_the_specification():
         greedy, best = greedy_update(s.greedy, batch, noise)
         return mixed, greedy, s.mixed.weight.log - LR * (value - best)
 
-    s, data = warm(warm_pair := agent, lambda s: s.mixed.learner), batches(1)
+    s, data = warm(agent, lambda s: s.mixed.learner), batches(1)
     s = replace(s, mixed=warm_stats(s.mixed))
-    s = eqx.tree_at(lambda s: s.greedy.slow.critic, s, fresh(warm_pair, 4).greedy.params.critic)
+    s = eqx.tree_at(lambda s: s.greedy.slow.critic, s, fresh(agent, 4).greedy.params.critic)
     mixed, greedy, log = want(s, only(data), jax.random.key(0))
     s = run(agent, s, data)
     check_learner(s.mixed.learner, mixed, 1e-4)

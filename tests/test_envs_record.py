@@ -7,43 +7,45 @@ from maxinforl.envs.record import StateRecorder, coverage
 from maxinforl.errors import BadInput
 
 
-def stream(start, stop):
-    return np.arange(start, stop, dtype=np.float64)[:, None].repeat(2, 1)
+def feed(recorder, start, stop, lanes=1):
+    """Steps that end at start + lanes, start + 2 lanes, ... with the number of each transition as its state."""
+    for t in range(start, stop, lanes):
+        recorder.add(t + lanes, np.arange(t, t + lanes, dtype=np.float64)[:, None].repeat(2, 1))
+    return recorder
 
 
 def test_rows_are_bounded_evenly_spread_and_in_order():
-    recorder = StateRecorder(limit=100)
-    for t in range(0, 1000, 4):
-        recorder.add(stream(t, t + 4))
+    recorder = feed(StateRecorder(limit=100), 0, 1000, lanes=4)
     kept = recorder.states[:, 0]
     assert recorder.states.dtype == np.float32 and len(kept) <= 100 and recorder.seen == 1000
     np.testing.assert_array_equal(kept, np.arange(0, 1000, recorder.stride))
+    np.testing.assert_array_equal(recorder.steps, kept // 4 * 4 + 4)
     assert len(kept) > 50
 
 
 def test_a_loaded_recorder_goes_on_as_if_never_stopped(tmp_path):
-    whole, half = StateRecorder(30), StateRecorder(30)
-    whole.add(stream(0, 100))
-    half.add(stream(0, 100))
-    half.save(tmp_path / "states.npz")
-    half = StateRecorder.load(tmp_path / "states.npz")
-    for t in range(100, 300):
-        whole.add(stream(t, t + 1))
-        half.add(stream(t, t + 1))
+    whole = feed(StateRecorder(30), 0, 300)
+    feed(StateRecorder(30), 0, 100).save(tmp_path / "states.npz")
+    half = feed(StateRecorder.load(tmp_path / "states.npz"), 100, 300)
     np.testing.assert_array_equal(whole.states, half.states)
+    np.testing.assert_array_equal(whole.steps, half.steps)
+
+
+def test_what_came_after_the_checkpoint_is_cut_off(tmp_path):
+    feed(StateRecorder(1000), 0, 100).save(tmp_path / "states.npz")
+    again = feed(StateRecorder.load(tmp_path / "states.npz", upto=60), 60, 100)
+    np.testing.assert_array_equal(again.states[:, 0], np.arange(100))
 
 
 def test_files_hold_no_pickle(tmp_path):
-    recorder = StateRecorder()
-    recorder.add(stream(0, 3))
-    recorder.save(tmp_path / "states.npz")
+    feed(StateRecorder(), 0, 3).save(tmp_path / "states.npz")
     with np.load(tmp_path / "states.npz", allow_pickle=False) as file:
-        assert file["states"].shape == (3, 2)
+        assert file["obs"].shape == (3, 2) and file["step"].tolist() == [1, 2, 3]
 
 
 def test_images_are_refused():
     with pytest.raises(BadInput, match="images"):
-        StateRecorder().add(np.zeros((1, 8, 8, 3), np.uint8))
+        StateRecorder().add(1, np.zeros((1, 8, 8, 3), np.uint8))
 
 
 def test_coverage_counts_cells_once_and_ignores_what_is_outside():

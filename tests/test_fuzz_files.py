@@ -1,6 +1,6 @@
 """Whatever bytes a file holds, reading it gives a value or one sentence: no traceback, hang, flood of memory or write.
 
-23 650 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
+21 650 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
 after they were changed: what is tried is what an attacker would write, not what a bad disk would.
 """
 
@@ -42,7 +42,7 @@ def guard(tmp_path, monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(os, "fsync", lambda file: None)
     (tmp_path / "outside").write_text("untouched")
     previous = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(60)
+    signal.alarm(300)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, previous)
@@ -152,11 +152,11 @@ def path(tmp_path) -> Path:
 
 
 def test_toml(path):
-    assert fuzz(path, CONFIGS, noise, lambda: files.read_toml(path), 6000) > 100
+    assert fuzz(path, CONFIGS, noise, lambda: files.read_toml(path), 5000) > 100
 
 
 def test_json(path):
-    assert fuzz(path, VALUES, noise, lambda: (files.read_json(path), holder(path)), 6000) > 100
+    assert fuzz(path, VALUES, noise, lambda: (files.read_json(path), holder(path)), 5000) > 100
 
 
 @pytest.fixture
@@ -173,11 +173,11 @@ def arrays(path) -> list[bytes]:
 
 def test_array_bytes(path, arrays):
     change = then_sealed(noise, files.ARRAYS_START, 8)
-    assert fuzz(path, arrays, change, lambda: files.load_arrays(path), 4000) > 10
+    assert fuzz(path, arrays, change, lambda: files.load_arrays(path), 4500) > 10
 
 
 def test_array_headers(path, arrays):
-    assert fuzz(path, arrays, header_tree, lambda: files.load_arrays(path), 4000) > 10
+    assert fuzz(path, arrays, header_tree, lambda: files.load_arrays(path), 4500) > 10
 
 
 # --- files of a run ----------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def reseal(run: Path) -> None:
 
 def test_manifests(run):
     path = run / "step-000000002" / "manifest.json"
-    assert fuzz(path, [path.read_bytes()], manifest_tree, lambda: load(run), 2000) > 10
+    assert fuzz(path, [path.read_bytes()], manifest_tree, lambda: load(run), 1500) > 10
 
 
 def test_segments(run):
@@ -220,7 +220,7 @@ def test_segments(run):
         at = chance.randrange(len(data) - 120, len(data))  # lane numbers, mostly, and columns
         return sealed(data[:at] + chance.randbytes(1) + data[at + 1 :], files.ARRAYS_START, 8)
 
-    assert fuzz(path, [path.read_bytes()], change, lambda: (reseal(run), load(run)), 1500) > 10
+    assert fuzz(path, [path.read_bytes()], change, lambda: (reseal(run), load(run)), 1000) > 10
 
 
 def test_going_on_from_a_strange_run_writes_nothing_outside(run):

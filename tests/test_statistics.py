@@ -181,7 +181,7 @@ def test_nothing_is_invented_for_missing_runs(scores):
 
 
 def test_ten_thousand_curves_are_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     generator = np.random.default_rng(0)
     methods = generator.normal(size=(10, 20, 50, 100)).cumsum(-1)  # methods, tasks, seeds, points
     for curves in methods:
@@ -193,4 +193,4 @@ def test_ten_thousand_curves_are_quick():
         st.probability_of_improvement(list(area), list(methods[0, :, :, -1]))
         st.sample_efficiency(list(curves[:, :, ::4]), resamples=100)
         st.median_steps(st.steps_to_threshold(np.arange(100), flat, 5.0), resamples=200)
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30

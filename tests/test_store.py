@@ -182,6 +182,20 @@ def test_a_ring_that_turned_over_since_the_last_save_stands_alone(tmp_path):
     assert len(list((tmp_path / "replay").iterdir())) == 1
 
 
+def test_what_was_left_behind_makes_room_before_anything_is_written(tmp_path, monkeypatch):
+    was = history(tmp_path, 3)
+    left = [tmp_path / ".tmp-a", tmp_path / "replay" / ".tmp-b", tmp_path / "replay" / "segment-000000035.safetensors"]
+    for path in left:
+        path.write_bytes(b"x")
+    seen: list[bool] = []
+    monkeypatch.setattr(files, "stage", lambda name: seen.append(any(path.exists() for path in left)))
+    with CheckpointStore(tmp_path) as checkpoints:
+        checkpoints.load()
+        assert all(path.exists() for path in left)  # who only reads removes nothing
+        checkpoints.save(40, {}, was[30], {})
+    assert seen and not any(seen)
+
+
 def test_the_cost_of_a_checkpoint_does_not_grow_with_the_replay(tmp_path, monkeypatch, unsynced):
     """The 10th checkpoint of 1000 rows each and the 500th write the same number of bytes, but for some digits."""
     costs, real = [0], os.write
@@ -436,14 +450,16 @@ def test_rows_are_not_counted_as_saved_before_they_are(tmp_path, monkeypatch):
     assert same(CheckpointStore(tmp_path).load().rows, ring.whole())
 
 
-def test_interrupting_the_wait_does_not_lose_the_checkpoint(tmp_path, held, monkeypatch):
+def test_interrupting_the_wait_does_not_lose_the_checkpoint(tmp_path, held):
     with CheckpointStore(tmp_path) as checkpoints:
         checkpoints.save_async(1, {}, None, {})
         threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             checkpoints.wait()
+        assert checkpoints.steps() == []
         held.set()
-    assert CheckpointStore(tmp_path).load().step == 1
+        checkpoints.wait()
+        assert checkpoints.steps() == [1]
 
 
 # --- disks that fail ---------------------------------------------------------------------------------------------

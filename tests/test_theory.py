@@ -204,7 +204,7 @@ def test_bandit_verdicts_at_small_size(tmp_path, runs, request):
     kernel = request.node.callspec.params["runs"]
     verdicts = {v["claim"]: v["verdict"] for v in th._bandit_verdicts(kernel, runs)}
     assert all(v == "confirmed" for claim, v in verdicts.items() if "sublinear" in claim or "linear (1" in claim)
-    th._write_bandit(tmp_path, {kernel: runs})
+    th._write_bandit(tmp_path, {kernel: runs}, range(12))
     th._plot_bandit({kernel: runs}, tmp_path / "figure.png")
     assert len((tmp_path / "regret.csv").read_text().splitlines()) == 1 + 8 * 12
 

@@ -6,13 +6,26 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.encoders import Pixels
 from maxinforl.core.multiplier import Tuned
 from maxinforl.core.optimism import Optimism
+from maxinforl.core.plasticity import Dormant
 from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import constant
+from maxinforl.core.schedules import Linear, constant
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Eipo, Epsilon, IntrinsicSum, MaxInfo, Plain, Strategy, Switch, Then
 from maxinforl.intrinsic import RND, Curiosity, Disagreement, Ensemble, InfoGain
+
+# The noise of a deterministic policy: DrQv2's schedules for medium and hard tasks, and the paper's ablations.
+NOISES: dict[str, Linear] = {
+    "linear": Linear(1.0, 0.1, 500_000),
+    "linear-long": Linear(1.0, 0.1, 2_000_000),
+    "constant": constant(0.2),
+    "zero": constant(0.0),
+}
+DRQV2 = ActorCritic(
+    policy=NoisyDeterministic(clip=0.3), encoder=Pixels(), nstep=3, tau=0.01, lr=1e-4, noise=NOISES["linear"]
+)
 
 BASES: dict[str, ActorCritic] = {
     "sac": ActorCritic(),
@@ -20,6 +33,9 @@ BASES: dict[str, ActorCritic] = {
     "oac": ActorCritic(optimism=Optimism()),
     "ddpg": ActorCritic(policy=NoisyDeterministic(clip=0.5), noise=constant(0.2)),
     "droq": ActorCritic(reading="mean", layer_norm=True, dropout=0.01, utd=20),
+    "drq": ActorCritic(encoder=Pixels()),
+    "drqv2": DRQV2,
+    "drm": replace(DRQV2, plasticity=Dormant()),
 }
 
 INTRINSICS: dict[str, Ensemble] = {
@@ -48,6 +64,7 @@ Algo = Literal[
     "maxinfo-sac", "maxinfo-redq", "maxinfo-oac", "maxinfo-ddpg", "maxinfo-droq",
     "maxinfo-rnd-sac", "eps-maxinfo-sac", "eps-maxinfo-curiosity-sac",
     "disagreement-sac", "curiosity-sac", "intrinsic-sac", "eipo-sac",
+    "drq", "drqv2", "drm", "maxinfo-drq", "maxinfo-drqv2", "maxinfo-drm",
 ]  # fmt: skip
 
 
@@ -80,13 +97,22 @@ CATALOGUE: dict[str, Recipe] = {
     "curiosity-sac": Recipe("sac", "then", "curiosity", "explore by curiosity, then exploit", "5"),
     "intrinsic-sac": Recipe("sac", "sum", "info-gain", "task and intrinsic value summed", "5"),
     "eipo-sac": Recipe("sac", "eipo", "info-gain", "the sum, constrained to a greedy agent's return", "5"),
+    "drq": Recipe("drq", summary="SAC from images, randomly shifted", section="5"),
+    "drqv2": Recipe("drqv2", summary="deterministic actor from images, n-step returns, falling noise", section="5"),
+    "drm": Recipe("drm", summary="DrQv2 that perturbs networks as neurons go dormant", section="5"),
+    "maxinfo-drq": Recipe("drq", "maxinfo", "info-gain", "DrQ with self-tuned information gain", "5"),
+    "maxinfo-drqv2": Recipe("drqv2", "maxinfo", "info-gain", "DrQv2 with a critic for the information gain", "5"),
+    "maxinfo-drm": Recipe("drm", "maxinfo", "info-gain", "DrM with a critic for the information gain", "5"),
 }
 assert set(CATALOGUE) == set(get_args(Algo))
 
-# What a recipe changes beyond its parts.
+# What a recipe changes beyond its parts: the information gain replaces the falling noise of DrQv2 and DrM.
+DIRECTED = {"intrinsic": InfoGain(lr=DRQV2.lr), "weight": Tuned(lr=DRQV2.lr)}
 TWEAKS: dict[str, dict[str, Any]] = {
     "maxinfo-oac": {"base": replace(BASES["oac"], optimism=Optimism(beta=1.0, shift=2.0))},
     "maxinfo-rnd-sac": {"weight": Tuned(clip=0.5)},
+    "maxinfo-drqv2": DIRECTED | {"base": replace(BASES["drqv2"], noise=NOISES["constant"])},
+    "maxinfo-drm": DIRECTED | {"base": replace(BASES["drm"], noise=NOISES["constant"])},
 }
 
 
@@ -126,3 +152,12 @@ def with_uncertainty(agent: Strategy, uncertainty: str) -> Strategy:
         return agent
     hidden = LIGHT if uncertainty == "light" else agent.base.hidden
     return replace(agent, intrinsic=replace(agent.intrinsic, hidden=hidden))  # type: ignore[attr-defined,call-arg]
+
+
+def with_noise(agent: Strategy, noise: str) -> Strategy:
+    """The agent with another exploration noise, by name."""
+    if noise not in NOISES:
+        raise unknown("noise", noise, NOISES)
+    if agent.base.policy.entropic:
+        raise BadInput(f"--noise {noise} has no effect on a policy that is random itself: it is for drqv2 and drm")
+    return replace(agent, base=replace(agent.base, noise=NOISES[noise]))

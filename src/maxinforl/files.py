@@ -358,22 +358,20 @@ def _check_seal(head: bytes, start: int, rest: Any = b"") -> str:
     return head[start:end].decode()
 
 
-def write_sealed_json(path: PathLike, value: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically, with a checksum that `read_sealed_json` verifies."""
-    text = dump_json({"sha256": BLANK.decode(), **value}, indent=2) + b"\n"
+def write_sealed_json(path: PathLike, value: Any) -> None:
+    """Write a JSON value atomically, with a checksum that `read_sealed_json` verifies."""
+    text = dump_json({"sha256": BLANK.decode(), "content": value}, indent=2) + b"\n"
     write_atomic(path, text.replace(BLANK, _digest(text), 1))
 
 
-def read_sealed_json(path: PathLike, limit: int = 16 * MiB) -> dict[str, Any]:
-    """The object in a sealed JSON file; a single changed bit is refused."""
+def read_sealed_json(path: PathLike, limit: int = 16 * MiB) -> Any:
+    """The value in a sealed JSON file; a single changed bit is refused."""
     with reading(path):
         data = _read_bytes(path, limit)
         if not data.startswith(JSON_START):
             raise _Refused("was not written by maxinforl, or its beginning is damaged")
         _check_seal(data, len(JSON_START))
-        value = _parse_json(data)
-    del value["sha256"]
-    return value
+        return _parse_json(data).get("content")
 
 
 # --- arrays ------------------------------------------------------------------------------------------------------

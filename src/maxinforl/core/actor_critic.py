@@ -16,6 +16,7 @@ from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Multiplier, Tuned
 from maxinforl.core.networks import MLP, stacked
 from maxinforl.core.optimism import Optimism
+from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.core.schedules import Linear
 from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shaping, Spec, stop
@@ -50,6 +51,7 @@ class Learner(eqx.Module):
     value_opt: Any
     actor_opt: Any
     alpha: Multiplier
+    plastic: Any  # the dormant neurons' count, or () where nobody counts them
 
 
 def polyak(slow, fast, tau: float):
@@ -75,6 +77,7 @@ class ActorCritic:
     alpha: Tuned = Tuned()
     noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
     optimism: Optimism | None = None  # of the behaviour (OAC)
+    plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)
 
     @property
     def optimizer(self):
@@ -101,6 +104,7 @@ class ActorCritic:
             self.optimizer.init((params.encoder, params.critic)),  # type: ignore[arg-type]
             self.optimizer.init(params.actor),  # type: ignore[arg-type]
             self.alpha.init(),
+            () if self.plasticity is None else self.plasticity.init(),
         )
 
     # ------------------------------------------------------------ reading the networks
@@ -129,8 +133,11 @@ class ActorCritic:
     def temperature(self, s: Learner) -> Array | float:
         return self.alpha.value(s.alpha) if self.policy.entropic else 0.0
 
-    def sigma(self, s: Learner, clock: Clock) -> Array:
-        return self.noise(clock.update)
+    def sigma(self, s: Learner, clock: Clock, use: str = "updates") -> Array:
+        """Of a deterministic policy's noise, in `updates` or when `acting`."""
+        if self.plasticity is None or self.plasticity.aware not in ("always", use):
+            return self.noise(clock.update)
+        return self.plasticity.sigma(s.plastic, self.noise, clock.update)
 
     def preprocess(self, batch: Batch, key: Array) -> Batch:
         return self.encoder.augment(batch, key)
@@ -226,7 +233,26 @@ class ActorCritic:
         if shaping.entropy is not None and self.policy.entropic:
             s = replace(s, alpha=self.alpha.step(s.alpha, -logp, -float(batch.action.shape[-1])))
             metrics |= {"train/entropy": -logp.mean(), "explore/alpha1": self.alpha.value(s.alpha)}
+        if self.plasticity is not None:
+            s = self.revive(self.plasticity, s, features, batch, jax.random.fold_in(key, 3), clock)
+            metrics |= {"train/dormant_ratio": s.plastic.ratio, "explore/noise": sigma}
         return s, metrics, stop(improvement)
+
+    def revive(
+        self, plasticity: Dormant, s: Learner, features: Array, batch: Batch, key: Array, clock: Clock
+    ) -> Learner:
+        """Count the actor's dormant neurons; every so often draw all dense layers towards fresh ones."""
+        actor, z = s.params.actor, self.encoder.trunk(s.params.actor.trunk, features)
+        outputs = (*self.encoder.linear(actor.trunk, features), *actor.head.hidden(z)[1:], actor.head(z))
+        s = replace(s, plastic=plasticity.observe(s.plastic, outputs, clock.update))
+
+        def perturb(s: Learner) -> Learner:
+            spec, kappa = Spec(batch.obs.shape[1:], batch.action.shape[-1]), plasticity.kappa(s.plastic)
+            fresh, other = (self.init(k, spec) for k in jax.random.split(key))
+            params, slow = perturbed(s.params, fresh.params, kappa), perturbed(s.slow, other.slow, kappa)
+            return replace(s, params=params, slow=slow, value_opt=fresh.value_opt, actor_opt=fresh.actor_opt)
+
+        return jax.lax.cond(plasticity.due(clock.update), perturb, lambda s: s, s) if plasticity.every else s
 
     def slow_action(self, s: Learner, obs: Array, key: Array, clock: Clock) -> Array:
         """An action of the target policy."""
@@ -242,7 +268,7 @@ class ActorCritic:
             return self.policy.mode(out)
         if self.optimism is not None:
             out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])
-        return self.policy.act(out, key, self.sigma(s, clock))
+        return self.policy.act(out, key, self.sigma(s, clock, "acting"))
 
 
 def own(key: Array, channel: int) -> Array:

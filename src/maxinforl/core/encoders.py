@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jax import Array
 
+from maxinforl.core.networks import RELU_GAIN, Dense, LayerNorm, initial_weight
 from maxinforl.core.types import Batch, LatentSpec, Spec
+from maxinforl.errors import BadInput
+
+KERNEL, STRIDES, FILTERS = 3, (2, 1, 1, 1), 32
+EMBEDDING = FILTERS  # entries of the pooled features: windows of the whole flattening come out even at any image size
+SHIFT = 4  # pixels an image may move by when augmented
+LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 @dataclass(frozen=True)
@@ -27,11 +38,139 @@ class States:
     def trunk(self, params, features: Array) -> Array:
         return features
 
+    def linear(self, params, features: Array) -> tuple[Array, ...]:
+        return ()
+
     def extra(self, features: Array) -> Array:
         return features[..., :0]
 
     def latents(self, spec: Spec) -> LatentSpec:
+        if spec.pixels:
+            raise BadInput(f"this agent reads vectors, and the observations are images of {_size(spec)}: use drq")
         return LatentSpec(spec.obs[0], spec.action, 0, delta=True)
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         return batch
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """uint8 images through convolutions that actor and critics share; each has a projection of its own."""
+
+    latent: int = 50
+    per_channel: bool = False  # pool every filter over the image instead of 32 equal parts of the flattened features
+
+    pixels = True
+
+    def width(self, spec: Spec) -> int:
+        """Entries of the flattened features."""
+        if not spec.pixels:
+            raise BadInput(f"this agent reads images, and the observation has the shape {spec.obs}: use pixels/...")
+        height, width = spec.obs[:2]
+        for stride in STRIDES:
+            height, width = (height - KERNEL) // stride + 1, (width - KERNEL) // stride + 1
+        if min(height, width) < 1:
+            raise BadInput(f"images of {_size(spec)} are too small for the encoder: 15x15 is the least, 84x84 is usual")
+        return height * width * FILTERS
+
+    def init(self, key: Array, spec: Spec) -> tuple[Conv, ...]:
+        channels = (spec.obs[-1], *(FILTERS for _ in STRIDES[1:]))
+        return tuple(Conv(k, c) for k, c in zip(jax.random.split(key, len(STRIDES)), channels))
+
+    def features(self, params: tuple[Conv, ...], obs: Array) -> Array:
+        if obs.dtype != jnp.uint8:
+            raise BadInput(f"images must be uint8 from 0 to 255, and these are {obs.dtype}")
+        x = obs.astype(jnp.float32) / 255
+        for layer, stride in zip(params, STRIDES):
+            x = jax.nn.relu(convolve(x, layer.weight, stride) + layer.bias)  # type: ignore[operator]
+        return x.reshape(x.shape[0], -1)
+
+    def trunk_init(self, key: Array, spec: Spec) -> Projection:
+        return Projection(key, self.width(spec), self.latent)
+
+    def trunk(self, params: Projection, features: Array) -> Array:
+        return params(features)
+
+    def linear(self, params: Projection, features: Array) -> tuple[Array, ...]:
+        """Outputs of the trunk's dense layers, before anything follows them."""
+        return (params.dense(features),)
+
+    def extra(self, features: Array) -> Array:
+        """The 32-entry embedding: maxima over 32 equal windows of the features, which are in h-w-c order."""
+        lead = features.shape[:-1]
+        if self.per_channel:
+            return features.reshape(*lead, -1, FILTERS).max(-2)
+        return features.reshape(*lead, EMBEDDING, -1).max(-1)
+
+    def latents(self, spec: Spec) -> LatentSpec:
+        self.width(spec)
+        return LatentSpec(self.latent, spec.action, EMBEDDING, delta=False)
+
+    def augment(self, batch: Batch, key: Array) -> Batch:
+        """One randomly shifted view of every image, with draws of its own."""
+        k_obs, k_one, k_nstep = jax.random.split(key, 3)
+        view = lambda backup, k: backup._replace(next_obs=shifted(backup.next_obs, k))
+        nstep = None if batch.nstep is None else view(batch.nstep, k_nstep)
+        return batch._replace(obs=shifted(batch.obs, k_obs), one=view(batch.one, k_one), nstep=nstep)
+
+
+class Conv(eqx.Module):
+    weight: Array
+    bias: Array
+
+    def __init__(self, key: Array, channels: int):
+        weight = initial_weight("orthogonal", key, KERNEL * KERNEL * channels, FILTERS, RELU_GAIN)
+        self.weight, self.bias = weight.reshape(KERNEL, KERNEL, channels, FILTERS), jnp.zeros(FILTERS, jnp.float32)
+
+
+class Projection(eqx.Module):
+    dense: Dense
+    norm: LayerNorm
+
+    def __init__(self, key: Array, width: int, latent: int):
+        self.dense, self.norm = Dense(key, width, latent, init="lecun"), LayerNorm(latent)
+
+    def __call__(self, features: Array) -> Array:
+        return jnp.tanh(self.norm(self.dense(features)))
+
+
+def shifted(images: Array, key: Array) -> Array:
+    """Every image padded with its border and cropped back, each at a place of its own."""
+    count, height, width = images.shape[:3]
+    down, right = jax.random.randint(key, (2, count, 1), -SHIFT, SHIFT + 1)
+    row, column = jnp.clip(jnp.arange(height) + down, 0, height - 1), jnp.clip(jnp.arange(width) + right, 0, width - 1)
+    return jax.vmap(lambda image, i, j: image[i][:, j])(images, row, column)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def convolve(x: Array, weight: Array, stride: int) -> Array:
+    """Unpadded convolution whose gradients are convolutions in the same layout.
+
+    JAX's own use layouts that XLA's CPU compiler only repairs outside loops: in a scan they take 20 times as long.
+    """
+    return jax.lax.conv_general_dilated(x, weight, (stride, stride), "VALID", dimension_numbers=LAYOUT)
+
+
+def _convolve_fwd(x: Array, weight: Array, stride: int):
+    return convolve(x, weight, stride), (x, weight)
+
+
+def _convolve_bwd(stride: int, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    spare = [(size - KERNEL) % stride for size in x.shape[1:3]]  # rows and columns no window reaches
+    seen = x[:, : x.shape[1] - spare[0], : x.shape[2] - spare[1]]
+    apply = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), dimension_numbers=LAYOUT)
+    by_weight = apply(
+        seen.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), padding="VALID", rhs_dilation=(stride, stride)
+    )
+    border = [(KERNEL - 1, KERNEL - 1 + more) for more in spare]
+    turned = weight[::-1, ::-1].transpose(0, 1, 3, 2)
+    by_x = apply(slope, turned, padding=border, lhs_dilation=(stride, stride))
+    return by_x, by_weight.transpose(1, 2, 0, 3)
+
+
+convolve.defvjp(_convolve_fwd, _convolve_bwd)
+
+
+def _size(spec: Spec) -> str:
+    return f"{spec.obs[0]}x{spec.obs[1]}"

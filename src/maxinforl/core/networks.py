@@ -12,28 +12,24 @@ ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "tanh": jnp.tanh}
 
 
 def orthogonal(key: Array, fan_in: int, fan_out: int) -> Array:
-    """The orthogonal polar factor of a Gaussian matrix, which is uniformly distributed.
+    """A random orthogonal matrix: three cosine transforms with random signs before, between and after them.
 
-    By matrix products alone: several QR factorisations in one program can deadlock XLA's thread pool on few cores.
+    No QR: several factorisations in one program can deadlock XLA's thread pool on few cores, and compile slowly.
     """
-    tall = fan_in >= fan_out
-    rows, columns = max(fan_in, fan_out), min(fan_in, fan_out)
-    x = jax.random.normal(key, (rows, columns)) / (rows**0.5 + columns**0.5)  # largest singular value about 1
-
-    def grow(_, x):  # lifts small singular values 3.4-fold, leaves the others between 0.7 and 1.2
-        gram = x.T @ x
-        return 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
-
-    settle = lambda _, x: 1.5 * x - 0.5 * x @ (x.T @ x)  # Newton-Schulz: every singular value tends to 1
-    x = jax.lax.fori_loop(0, 8, settle, jax.lax.fori_loop(0, 10, grow, x))
-    return x if tall else x.T
+    n = max(fan_in, fan_out)
+    row, column = jnp.arange(n, dtype=jnp.float32)[:, None], jnp.arange(n, dtype=jnp.float32)[None]
+    cosine = (2 / n) ** 0.5 * jnp.cos(jnp.pi / n * (column + 0.5) * row) * jnp.where(row == 0, 0.5**0.5, 1.0)
+    before, first, second, after = jax.random.rademacher(key, (4, n), jnp.float32)
+    mixed = (before[:, None] * cosine * first) @ (cosine * second) @ (cosine * after)
+    return mixed[:fan_in, :fan_out]
 
 
 def initial_weight(name: str, key: Array, fan_in: int, fan_out: int, gain: float) -> Array:
-    """Weights by the initialiser's name: orthogonal, or xavier (random network distillation)."""
+    """Weights by the initialiser's name: orthogonal, lecun (projections of pixels) or xavier (RND)."""
     if name == "orthogonal":
         return gain * orthogonal(key, fan_in, fan_out)
-    return jax.nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")(key, (fan_in, fan_out), jnp.float32)
+    scaling = (1.0, "fan_in", "truncated_normal") if name == "lecun" else (gain**2, "fan_avg", "uniform")
+    return jax.nn.initializers.variance_scaling(*scaling)(key, (fan_in, fan_out), jnp.float32)
 
 
 class Dense(eqx.Module):

@@ -42,7 +42,8 @@ class StateRecorder:
     def save(self, path: str | Path) -> None:
         """Writes an .npz of plain arrays, atomically: step, obs, and the counts to continue from."""
         buffer = io.BytesIO()
-        np.savez_compressed(buffer, step=self.steps, obs=self.states, counts=np.array([self.limit, self.stride, self.seen]))
+        counts = np.array([self.limit, self.stride, self.seen])
+        np.savez_compressed(buffer, step=self.steps, obs=self.states, counts=counts)
         files.write_atomic(path, buffer.getvalue())
 
     @classmethod

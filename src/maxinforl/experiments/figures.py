@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the report's page uses the same.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#666666", "#A6761D", "#1B9E77")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#666666", "#A6761D", "#A50F15")
 
 STYLE: dict[Any, Any] = {
     "axes.grid": True,

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures
 from maxinforl.experiments.rundir import Run, find_runs
-from maxinforl.experiments.summary import Chart, Line, Summary, Table, count, label_runs, summarise
+from maxinforl.experiments.summary import METRICS, Chart, Line, Summary, Table, count, label_runs, summarise
 from maxinforl.files import MiB, shown, write_atomic
 
 TABS = {
@@ -48,7 +48,7 @@ def report(paths: Paths, out: str | os.PathLike[str]) -> Path:
 
 def _summary(paths: Paths) -> Summary:
     problems: list[str] = []
-    runs = find_runs(paths, problems)
+    runs = find_runs(paths, problems, METRICS)
     if not runs and problems:
         raise BadInput(f"none of the runs can be read: {problems[0]}")
     return summarise(runs, problems)
@@ -173,9 +173,9 @@ def raw_csv(runs: Sequence[Run]) -> str:
         for run in group:
             if run.returns is not None:
                 source = "evaluation" if "mean_return" in run.evaluation else "training episodes"
-                start = f"{_cell(label)},{_cell(run.env)},{run.seed}"
-                rows = zip(run.returns.step, run.returns.env_step, run.returns.value)
-                lines += [f"{start},{step:.0f},{env_step:.0f},{value:.8g},{source}" for step, env_step, value in rows]
+                start = f"{_cell(label)},{_cell(run.env)},{run.seed}".replace("%", "%%")
+                rows = np.stack([run.returns.step, run.returns.env_step, run.returns.value], 1).tolist()
+                lines += map(f"{start},%d,%d,%.8g,{source}".__mod__, map(tuple, rows))
     return "\n".join(lines) + "\n"
 
 
@@ -195,33 +195,25 @@ def _json(value: Any) -> str:
 
 
 def _charts(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    return [
-        {
-            "tab": chart.tab,
-            "title": chart.title,
-            "xlabel": chart.xlabel,
-            "ylabel": chart.ylabel,
-            "lines": [_line(line) for line in chart.lines],
-            **({} if chart.time is None else {"time": _numbers(chart.time)}),
-            **({} if chart.box is None else {"box": chart.box}),
-        }
-        for chart in charts
-    ]
+    """Charts as the page reads them: numbers as text, and the x axis once if all lines share it."""
+    out = []
+    for chart in charts:
+        shared = all(line.x is chart.lines[0].x for line in chart.lines)
+        plain = {"tab": chart.tab, "title": chart.title, "xlabel": chart.xlabel, "ylabel": chart.ylabel}
+        arrays = {"x": chart.lines[0].x if shared else None, "time": chart.time}
+        box = {} if chart.box is None else {"box": chart.box}
+        out.append({**plain, **box, **_numbers(arrays), "lines": [_line(line, shared) for line in chart.lines]})
+    return out
 
 
-def _line(line: Line) -> dict[str, Any]:
-    named = {"x": line.x, "y": line.y, "low": line.low, "high": line.high}
-    style = {"dashed": True} if line.dashed else {}
-    return {
-        "label": line.label,
-        **style,
-        **{key: _numbers(values) for key, values in named.items() if values is not None},
-    }
+def _line(line: Line, shared: bool) -> dict[str, Any]:
+    arrays = {"x": None if shared else line.x, "y": line.y, "low": line.low, "high": line.high}
+    return {"label": line.label, **({"dashed": True} if line.dashed else {}), **_numbers(arrays)}
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
-    """Five digits are more than a screen shows; a missing point is null."""
-    return [float(f"{v:.5g}") if np.isfinite(v) else None for v in values.tolist()]
+def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
+    """Five digits are more than a screen shows."""
+    return {name: " ".join(map("%.5g".__mod__, a.tolist())) for name, a in arrays.items() if a is not None}
 
 
 # --- figures for a paper --------------------------------------------------------------------------------------
@@ -266,4 +258,5 @@ def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
 
 def _text(name: str) -> str:
     """A name as it is: Matplotlib would read dollar signs as formulas and a leading underscore as "no legend"."""
+    name = name if len(name) <= 60 else name[:59] + "…"
     return " " * name.startswith("_") + name.replace("$", r"\$")

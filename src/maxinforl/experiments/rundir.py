@@ -4,13 +4,14 @@ A file that cannot be read costs one sentence and what it held, never the report
 not followed, and no size is trusted before it is checked.
 """
 
+import itertools
 import json
 import math
 import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 from maxinforl.errors import BadInput
 from maxinforl.files import MiB, inside, read_toml, reading, shown
 
-TEXT_LIMIT, LINE_LIMIT, STATES_LIMIT = 256 * MiB, 1 * MiB, 128 * MiB
+TEXT_LIMIT, STATES_LIMIT = 64 * MiB, 128 * MiB
 DEPTH = 8  # how far below a given directory runs are looked for
 NAMES = 1000  # metrics a run may have
+LAST_STEP = 1e15
 Array = NDArray[np.float64]
 
 
@@ -70,8 +72,13 @@ class Run:
         return _read_states(path) if path.exists() else None
 
 
-def find_runs(paths: Iterable[str | os.PathLike[str]], problems: list[str] | None = None) -> list[Run]:
-    """Every run in or below `paths`; what could not be read is appended to `problems`, one sentence each."""
+def find_runs(
+    paths: Iterable[str | os.PathLike[str]], problems: list[str] | None = None, names: Container[str] | None = None
+) -> list[Run]:
+    """Every run in or below `paths`, with the metrics in `names` (all if None).
+
+    What could not be read is appended to `problems`, one sentence each.
+    """
     problems = [] if problems is None else problems
     seen, runs = set(), []
     for given in paths:
@@ -81,17 +88,17 @@ def find_runs(paths: Iterable[str | os.PathLike[str]], problems: list[str] | Non
         seen.update(found)
         for folder in found:
             with _noting(problems):
-                runs.append(read_run(folder, problems))
+                runs.append(read_run(folder, problems, names))
     return runs
 
 
-def read_run(folder: Path, problems: list[str] | None = None) -> Run:
+def read_run(folder: Path, problems: list[str] | None = None, names: Container[str] | None = None) -> Run:
     """The run in `folder`; damaged metrics or evaluations are appended to `problems`, a damaged config is an error."""
     problems = [] if problems is None else problems
     config = _read_config(folder)
     metrics, evaluation = {}, {}
     with _noting(problems):
-        metrics = _read_metrics(inside(folder, "metrics.jsonl"), problems)
+        metrics = _read_metrics(inside(folder, "metrics.jsonl"), problems, names)
     with _noting(problems):
         evaluation = _read_evaluation(inside(folder, "eval.csv"), problems)
     versions = config.get("versions", {})
@@ -162,103 +169,143 @@ def _read_config(folder: Path) -> dict[str, Any]:
 # --- logs -----------------------------------------------------------------------------------------------------
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> list[str]:
     """The lines of a plain text file of bounded size; an absent file has none."""
     with reading(path):
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            return
+            return []
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"{shown(path)} is not a file")
         if status.st_size > TEXT_LIMIT:
             raise BadInput(f"{shown(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            while line := file.readline(LINE_LIMIT):
-                yield line
+        with path.open("rb") as file:
+            text = file.read(TEXT_LIMIT).decode(errors="replace").removesuffix("\n")
+            return text.split("\n") if text else []
 
 
-class _Columns:
-    """Values by name with their steps, and the lines that were not understood."""
+class _Refused:
+    """The lines of a file that were not understood."""
 
-    def __init__(self, path: Path):
-        self.path, self.bad, self.first = path, 0, ""
-        self.columns: dict[str, tuple[list[float], list[float], list[float]]] = {}
+    def __init__(self) -> None:
+        self.count, self.first = 0, ""
 
-    def add(self, step: float, env_step: float, name: str, value: float) -> None:
-        if name not in self.columns and len(self.columns) >= NAMES:
-            raise ValueError(f"more than {NAMES} metrics")
-        steps, env_steps, values = self.columns.setdefault(name, ([], [], []))
-        steps.append(step)
-        env_steps.append(env_step)
-        values.append(value)
-
-    def refuse(self, number: int, why: object) -> None:
-        self.bad += 1
+    def line(self, number: int, why: object) -> None:
+        self.count += 1
         self.first = self.first or f"line {number}: {shown(str(why))}"
 
-    def series(self, problems: list[str]) -> dict[str, Series]:
-        if self.bad:
-            lines = "a line" if self.bad == 1 else f"{self.bad} lines"
-            problems.append(f"{shown(self.path)}: left out {lines} that cannot be read ({self.first})")
-        return {name: _in_order(*map(np.array, columns)) for name, columns in self.columns.items()}
+    def tell(self, path: Path, problems: list[str]) -> None:
+        if self.count:
+            lines = "a line" if self.count == 1 else f"{self.count} lines"
+            problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
 
 
-def _in_order(step: Array, env_step: Array, value: Array) -> Series:
-    """Sorted by step; of a step logged twice, as after a resume, the later entry."""
-    if len(step) > 1 and (np.diff(step) <= 0).any():
-        last = len(step) - 1 - np.unique(step[::-1], return_index=True)[1]
-        step, env_step, value = step[last], env_step[last], value[last]
-    return Series(step, np.maximum.accumulate(env_step), value)
+def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> dict[str, Series]:
+    refused = _Refused()
+    rows = _json_rows(_lines(path), refused)
+    refused.tell(path, problems)
+    known = dict.fromkeys(itertools.chain.from_iterable(rows))
+    kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
+    if len(kept) > NAMES:
+        raise BadInput(f"{shown(path)} has {len(kept)} metrics where at most {NAMES} are allowed")
+    columns = {name: _column([row.get(name) for row in rows]) for name in kept}
+    steps = _column([row["step"] for row in rows])
+    return _series(path, steps, _column([row.get("env_step", row["step"]) for row in rows]), columns, problems)
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a step is not a number")
-    if not math.isfinite(value) or abs(value) > 1e15:
-        raise ValueError("a step is out of range")
-    return float(value)
-
-
-def _read_metrics(path: Path, problems: list[str]) -> dict[str, Series]:
-    columns = _Columns(path)
-    for number, line in enumerate(_lines(path), 1):
+def _json_rows(lines: Sequence[str], refused: _Refused) -> list[dict[str, Any]]:
+    """The objects with steps in range, one per line."""
+    try:  # all lines at once are read several times faster than one by one
+        rows = json.loads("[" + ",".join(lines) + "]")
+        if len(rows) == len(lines) and _have_steps(rows):
+            return rows
+    except (ValueError, RecursionError):
+        pass
+    rows = []
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("not an object")
-            step = _number(row["step"])
-            env_step = _number(row.get("env_step", step))
-            for name, value in row.items():
-                if type(value) in (float, int) and name not in ("step", "env_step"):
-                    columns.add(step, env_step, name, float(value))
-        except (ValueError, KeyError, RecursionError, OverflowError) as error:
-            columns.refuse(number, "no step" if isinstance(error, KeyError) else error)
-    return columns.series(problems)
+            if not _have_steps([row]):
+                raise ValueError("it is not an object with a step")
+            rows.append(row)
+        except (ValueError, RecursionError) as error:
+            refused.line(number, error)
+    return rows
+
+
+def _have_steps(rows: Sequence[Any]) -> bool:
+    if not set(map(type, rows)) <= {dict}:
+        return False
+    counters = [row.get("step") for row in rows] + [row.get("env_step", 0) for row in rows]
+    return set(map(type, counters)) <= {int, float} and all(map(LAST_STEP.__ge__, map(abs, counters)))
+
+
+def _column(values: Sequence[Any]) -> Array:
+    """Numbers as they are and NaN for anything else."""
+    try:
+        return np.array(values, float)
+    except (ValueError, TypeError, OverflowError):
+        number = lambda v: type(v) is float or (type(v) is int and abs(v) < 1 << 64)
+        return np.array([v if number(v) else math.nan for v in values], float)
 
 
 def _read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
     lines = _lines(path)
-    header = next(lines, "").strip().split(",")
-    if header == [""]:
+    header = lines[0].strip().split(",") if lines else []
+    if header in ([], [""]):
         return {}
     if not {"step", "mean_return"} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
         raise BadInput(f"{shown(path)} has no columns step and mean_return: it is not an evaluation of this version")
-    columns = _Columns(path)
-    step_at = header.index("step")
-    env_at = header.index("env_step") if "env_step" in header else step_at
-    names = [(i, name) for i, name in enumerate(header) if i not in (step_at, env_at)]
+    refused = _Refused()
+    table = dict(zip(header, _csv_rows(lines[1:], header, refused).T))
+    refused.tell(path, problems)
+    steps, env_steps = table.pop("step"), table.pop("env_step", None)
+    return _series(path, steps, steps if env_steps is None else env_steps, table, problems)
+
+
+def _csv_rows(lines: Sequence[str], header: Sequence[str], refused: _Refused) -> Array:
+    """The rows of numbers with steps in range, [rows, columns]."""
+    width, rows = len(header), []
+    if {line.count(",") for line in lines} == {width - 1}:
+        with suppress(ValueError):  # all lines at once are read several times faster than one by one
+            table = np.array(list(map(float, ",".join(lines).split(",")))).reshape(-1, width)
+            if (np.abs(table[:, _counters(header)]) <= LAST_STEP).all():
+                return table
     for number, line in enumerate(lines, 2):
         try:
-            row = [float(cell) for cell in line.strip().split(",")]
-            if len(row) != len(header):
-                raise ValueError(f"{len(row)} cells for {len(header)} columns")
-            step, env_step = _number(row[step_at]), _number(row[env_at])
-            for i, name in names:
-                columns.add(step, env_step, name, row[i])
+            row = list(map(float, line.split(",")))
+            if len(row) != width or not all(abs(row[i]) <= LAST_STEP for i in _counters(header)):
+                raise ValueError(f"it does not hold {width} numbers with steps in range")
+            rows.append(row)
         except ValueError as error:
-            columns.refuse(number, error)
-    return columns.series(problems)
+            refused.line(number, error)
+    return np.array(rows, float).reshape(-1, width)
+
+
+def _counters(header: Sequence[str]) -> list[int]:
+    return [i for i, name in enumerate(header) if name in ("step", "env_step")]
+
+
+def _series(
+    path: Path, steps: Array, env_steps: Array, columns: Mapping[str, Array], problems: list[str]
+) -> dict[str, Series]:
+    """Columns in the order of steps; of a step logged twice, as after a resume, the later entry."""
+    if not len(steps):
+        return {}
+    last = np.arange(len(steps))
+    if (np.diff(steps) <= 0).any():
+        last = len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
+    steps, env_steps, series = steps[last], np.maximum.accumulate(env_steps[last]), {}
+    for name, column in columns.items():
+        there = np.isfinite(column := column[last])
+        if name == "mean_return" and not there.all():
+            problems.append(f"{shown(path)} has returns that are not finite: they were left out")
+        if there.all():
+            series[name] = Series(steps, env_steps, column)
+        elif there.any():
+            series[name] = Series(steps[there], env_steps[there], column[there])
+    return series
 
 
 # --- states ---------------------------------------------------------------------------------------------------

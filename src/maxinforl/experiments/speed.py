@@ -35,7 +35,11 @@ class Product:
         params, (a, b) = dict(self.params), [shape for shape, _ in self.shapes]
         if self.primitive.name == "dot_general":
             (contract, _), (batch, _) = params["dimension_numbers"]
-            free = [n for i, n in enumerate(b) if i not in (*params["dimension_numbers"][0][1], *params["dimension_numbers"][1][1])]
+            free = [
+                n
+                for i, n in enumerate(b)
+                if i not in (*params["dimension_numbers"][0][1], *params["dimension_numbers"][1][1])
+            ]
             return 2.0 * np.prod(a) * np.prod(free) * self.times
         out = jax.eval_shape(self.run, *(jax.ShapeDtypeStruct(s, d) for s, d in self.shapes))
         kernel = np.prod(b) / b[params["dimension_numbers"].rhs_spec[0]]
@@ -124,11 +128,24 @@ def blank_batch(program: Program, count: int, key: jax.Array) -> Any:
     obs = jax.random.normal(k_obs, (1, 512, *spec.obs))
     action = jax.random.uniform(k_action, (1, 512, spec.action), minval=-1.0)
     starts = jnp.arange(512, dtype=jnp.int32)[None]
-    full = Replay(obs, action, action[..., 0], replay.end, replay.age, replay.head + 511, starts, replay.pushed + 500, replay.popped, 1)
+    full = Replay(
+        obs,
+        action,
+        action[..., 0],
+        replay.end,
+        replay.age,
+        replay.head + 511,
+        starts,
+        replay.pushed + 500,
+        replay.popped,
+        1,
+    )
     return full.sample(key, (count, program.batch_size), program.agent.base.gamma, program.agent.base.nstep)
 
 
-def measure(name: str, agent: Any, env: str = "Pendulum-v1", repeats: int = 10, inner: int = 30) -> tuple[Row, dict[str, float]]:
+def measure(
+    name: str, agent: Any, env: str = "Pendulum-v1", repeats: int = 10, inner: int = 30
+) -> tuple[Row, dict[str, float]]:
     """Floor, update and whole agent step of one algorithm in one interleaved run."""
     from dataclasses import replace as change
 

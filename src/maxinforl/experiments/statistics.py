@@ -78,6 +78,9 @@ def interquartile_mean(values: Array, weights: Array) -> Array:
     The quantile function is integrated between 1/4 and 3/4, so a value on the edge counts in part; this equals
     the mean with a quarter of the values cut from each end whenever their number is divisible by four.
     """
+    if np.ptp(weights) == 0:  # then sorting the values is enough, and much faster
+        edges = np.linspace(0.0, 1.0, values.shape[-1] + 1).clip(0.25, 0.75)
+        return 2 * np.sort(values, axis=-1) @ np.diff(edges)
     order = np.argsort(values, axis=-1)
     edges = np.cumsum(np.take_along_axis(np.broadcast_to(weights, values.shape), order, -1), -1)
     inside = np.diff(np.clip(edges / edges[..., -1:], 0.25, 0.75), prepend=0.25, axis=-1)

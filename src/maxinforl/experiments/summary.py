@@ -25,6 +25,7 @@ EXPLORATION = {
     "explore/intrinsic_weight": "EIPO's intrinsic weight 1/λ",
     "explore/info_gain": "information gain (dashed: target policy)",
 }
+METRICS = {"rollout/ep_rew_mean", "explore/info_gain_target", *EXPLORATION}  # all that a report reads
 DASHED = {"explore/info_gain": "explore/info_gain_target"}
 
 

@@ -12,6 +12,7 @@ from jax import Array
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.multiplier import Fixed, Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, stop
+from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import Explorer, Intrinsic
 
 
@@ -26,8 +27,14 @@ class MaxInfo(Intrinsic):
 
     weight: Tuned | Fixed | Tied = Tuned()
     target: Callable[[Array, Clock], Array] | None = None  # (target policy's gains, clock) -> what to hold the gain at
+    episodic: bool = False  # whether the gain's own critic stops at terminations, as the task's does
 
     needs_score = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.weight, Tied) and not self.base.policy.entropic:
+            raise BadInput("a tied weight is the entropy's temperature, which a deterministic policy does not have")
 
     @property
     def separate(self) -> bool:
@@ -46,7 +53,8 @@ class MaxInfo(Intrinsic):
         latents, alpha2 = self.learner.latents(s.learner, batch), self.alpha2(s)
         if self.separate:
             gain = stop(s.scale(self.intrinsic.reward(s.model, latents)))
-            shaping = Shaping(backup=(None, batch.endless._replace(reward=gain)), weight=(1.0, alpha2))
+            backup = (batch.one if self.episodic else batch.endless)._replace(reward=gain)
+            shaping = Shaping(backup=(None, backup), weight=(1.0, alpha2))
         else:
             shaping = Shaping(bonus=lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ()))
         learner, metrics = self.learner.critic_step(s.learner, batch, latents, key, clock, shaping)

@@ -116,8 +116,13 @@ class Ensemble:
         return sum((part.mean(-1) for part in jnp.split(values, ends, -1)), jnp.zeros(()))
 
 
+def variance(x: Array, ddof: int = 0) -> Array:
+    """Over members; measured from the first one, so that it is exactly 0 where they all agree."""
+    return (x - stop(x[:1])).var(0, ddof=ddof)
+
+
 def spread(x: Array) -> Array:
     """Sample standard deviation over members, with value 0 and gradient 0 where they all agree."""
-    variance = x.var(0, ddof=1)
-    apart = variance > 0
-    return jnp.where(apart, jnp.sqrt(jnp.where(apart, variance, 1.0)), 0.0)
+    square = variance(x, ddof=1)
+    apart = square > 0
+    return jnp.where(apart, jnp.sqrt(jnp.where(apart, square, 1.0)), 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from maxinforl.intrinsic.ensemble import Ensemble, Model
+from maxinforl.intrinsic.ensemble import Ensemble, Model, variance
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,5 @@ class InfoGain(Ensemble):
     def score(self, model: Model, z: Array, action: Array) -> Array:
         mean, std = self.outcome(model, z, action)
         noise = self.noise**2 if std is None else jnp.square(std).mean(0)
-        gain = jnp.log1p(mean.var(0) / noise)  # the variance itself: a square root has no gradient at agreement
+        gain = jnp.log1p(variance(mean) / noise)  # the variance itself: a square root has no gradient at agreement
         return gain.mean(-1) if self.aggregate == "mean" else gain.sum(-1)

@@ -162,7 +162,7 @@ def _record(value: Any, path: Path) -> _Record:
 def _read_manifest(directory: Path, step: int) -> _Manifest:
     path = inside(directory, f"{_step_name(step)}/manifest.json")
     value = files.read_sealed_json(path)
-    found = value.get("format")
+    found = value.get("format") if isinstance(value, dict) else None
     if isinstance(found, int) and found > FORMAT:
         raise NewerFormat(f"{shown(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
     match value:

@@ -1,0 +1,459 @@
+"""Run directories, whole and damaged, to a page that holds together whatever the runs are called."""
+
+import base64
+import gzip
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from maxinforl.errors import BadInput
+from maxinforl.experiments import figures, rundir
+from maxinforl.experiments import report as rp
+from maxinforl.experiments.rundir import Run, Series, find_runs
+from maxinforl.experiments.summary import coverage, label_runs, number, phase, summarise
+
+HEADER = "step,env_step,seed,mean_return,std_return,min_return,max_return,mean_length,episodes"
+HOSTILE = (
+    """</script ></script><script>alert("1")</script><img src=x onerror='fetch("http://evil")'>@@data@@ $x_{ &amp;"""
+)
+
+
+def write_run(folder, algo="sac", env="Pendulum-v1", seed=0, level=100.0, upto=10, states=False, **agent):
+    """A run of ten evaluations, 100 agent steps apart at action repeat 2."""
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    config = {"algo": algo, "env": env, "seed": seed, "steps": 1000, "command": f"maxinforl train {algo} --seed {seed}"}
+    config |= {"versions": {"maxinforl": "0.1.0"}, "agent": {"lr": 0.1, **agent}}
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    steps = 100 * np.arange(1, upto + 1)
+    value = level * steps / 1000 + seed
+    names = {"rollout/ep_rew_mean": -1.0, "explore/alpha1": 0.5, "explore/alpha2": 0.2, "explore/info_gain": 3.0}
+    names |= {"explore/info_gain_target": 2.5, "explore/intrinsic_weight": 0.1, "time/fps": 100.0}
+    rows = [{"step": int(s), "env_step": int(2 * s), **names} for s in steps]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [f"{s},{2 * s},{seed},{v},1,{v - 1},{v + 1},200,5" for s, v in zip(steps, value)]
+    (folder / "eval.csv").write_text("\n".join([HEADER, *rows]) + "\n")
+    if states:
+        angle = np.linspace(0, 3 * seed + 3, 50)
+        np.savez(folder / "states.npz", step=np.arange(50) * 20, obs=np.c_[np.cos(angle), np.sin(angle), angle])
+    return folder
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Two algorithms on two tasks with three seeds, and a video."""
+    for algo, level in (("sac", 50.0), ("maxinfo-sac", 100.0)):
+        for env in ("Pendulum-v1", "dmc/hopper-hop"):
+            for seed in range(3):
+                folder = tmp_path / "runs" / algo / env.replace("/", "-") / f"seed-{seed}"
+                write_run(folder, algo, env, seed, level, states=env == "Pendulum-v1")
+    (folder / "videos").mkdir()
+    (folder / "videos" / "last.mp4").write_bytes(b"not really a film")
+    return tmp_path / "runs"
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def test_finds_every_run_once_and_in_order(suite):
+    runs = find_runs([suite, suite / "sac"])
+    assert len(runs) == 12
+    assert [run.seed for run in runs[:3]] == [0, 1, 2]
+    run = next(run for run in runs if run.algo == "sac" and run.env == "dmc/hopper-hop" and run.seed == 2)
+    np.testing.assert_allclose(run.returns.env_step, 200 * np.arange(1, 11))
+    np.testing.assert_allclose(run.returns.value, 5.0 * np.arange(1, 11) + 2)
+    assert run.metrics["explore/alpha2"].value[0] == 0.2
+    assert run.versions == {"maxinforl": "0.1.0"}
+
+
+def test_only_the_metrics_asked_for_are_kept(suite):
+    run = find_runs([suite], names={"explore/alpha1"})[0]
+    assert set(run.metrics) == {"explore/alpha1"} and "mean_return" in run.evaluation
+
+
+def test_seeds_may_share_one_configuration(tmp_path):
+    write_run(tmp_path / "multi" / "seed-0")
+    write_run(tmp_path / "multi" / "seed-10")
+    (tmp_path / "multi" / "seed-0" / "config.toml").rename(tmp_path / "multi" / "config.toml")
+    (tmp_path / "multi" / "seed-10" / "config.toml").unlink()
+    assert [run.seed for run in find_runs([tmp_path])] == [0, 10]
+
+
+def test_training_returns_stand_in_for_missing_evaluations(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "eval.csv").unlink()
+    (run,) = find_runs([folder])
+    assert (run.returns.value == -1).all()
+    assert ",training episodes" in rp.raw_csv([run])
+
+
+def test_a_step_logged_twice_counts_as_it_was_last(tmp_path):
+    folder = write_run(tmp_path / "run", upto=3)
+    with (folder / "eval.csv").open("a") as file:
+        file.write("200,400,0,7,0,7,7,200,5\n300,600,0,8,0,8,8,200,5\n")
+    (run,) = find_runs([folder])
+    assert run.returns.step.tolist() == [100, 200, 300]
+    assert run.returns.value.tolist() == [10, 7, 8]
+
+
+DAMAGE = {
+    "config.toml": [
+        ("algo = ", "not valid TOML"),
+        ('algo = "sac"', "has no env"),
+        ('algo = 1\nenv = "e"', "has no algo"),
+        ('algo = "sac"\nenv = "e"\nseed = true\nsteps = 1', "has no seed"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+    "metrics.jsonl": [
+        ('{"step": 1, "a": 1}\n{"step": 2, "a"', "left out a line that cannot be read (line 2"),
+        ('{"a": 1}\n[]\n{"step": "x"}\n{"step": 1e99}\n', "left out 4 lines"),
+        ('{"step": NaN}\n', "left out a line"),
+        ("[" * 100_000, "left out a line"),
+        (b"\x00\xff" * 1000, "left out a line"),
+    ],
+    "eval.csv": [
+        ("a,b\n1,2\n", "has no columns step and mean_return"),
+        ("step,step,mean_return\n1,1,2\n", "has no columns"),
+        (f"{HEADER}\n1,2,3\n", "it does not hold 9 numbers"),
+        (f"{HEADER}\n1,2,0,nan,1,1,1,1,1\n", "not finite"),
+        (f"{HEADER}\n1e99,2,0,1,1,1,1,1,1\n", "steps in range"),
+        ("step,mean_return\n1,2\nx,y\n", "left out a line that cannot be read (line 3"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), [(n, c, s) for n, cs in DAMAGE.items() for c, s in cs])
+def test_damage_costs_one_sentence(tmp_path, name, content, sentence):
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad", seed=1)
+    (bad / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    problems = []
+    runs = find_runs([tmp_path], problems)
+    assert {run.path.name for run in runs} == ({"good"} if name == "config.toml" else {"good", "bad"})
+    assert len(problems) == 1 and sentence in problems[0] and "\n" not in problems[0]
+    assert rp.report([tmp_path], tmp_path / "out.html").exists()
+
+
+def test_what_is_not_a_number_is_no_metric(tmp_path):
+    folder = write_run(tmp_path / "run")
+    rows = [{"step": 1, "a": 1.5, "b": "x", "c": None}, {"step": 2, "a": "y", "b": "z", "c": 2, "d": 10**400}]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (run,) = find_runs([folder])
+    assert {name: s.value.tolist() for name, s in run.metrics.items()} == {"a": [1.5], "c": [2.0]}
+
+
+def test_empty_files_are_runs_without_data(tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "eval.csv").write_text("")
+    problems = []
+    (run,) = find_runs([folder], problems)
+    assert run.returns is None and problems == []
+    assert rp.report([folder], tmp_path / "out.html").exists()
+
+
+def test_links_pipes_and_giants_are_refused(tmp_path, monkeypatch):
+    secret = tmp_path / "secret.csv"
+    secret.write_text(f"{HEADER}\n1,2,0,42,1,1,1,1,1\n")
+    linked, piped, giant = (write_run(tmp_path / "runs" / name) for name in ("linked", "piped", "giant"))
+    (linked / "eval.csv").unlink()
+    (linked / "eval.csv").symlink_to(secret)
+    (piped / "metrics.jsonl").unlink()
+    os.mkfifo(piped / "metrics.jsonl")
+    monkeypatch.setattr(rundir, "TEXT_LIMIT", 5000)
+    (giant / "metrics.jsonl").write_text("x" * 5001)
+    problems = []
+    assert len(find_runs([tmp_path / "runs"], problems)) == 3
+    assert sorted(re.search(r"symbolic link|not a file|too large", p).group() for p in problems) == [
+        "not a file", "symbolic link", "too large",
+    ]  # fmt: skip
+
+
+def test_states_are_never_unpickled_nor_believed(tmp_path):
+    folder = write_run(tmp_path / "run", states=True)
+    (run,) = find_runs([folder])
+    step, obs = run.states()
+    assert step.shape == (50,) and obs.shape == (50, 3)
+    bad = {}
+    np.savez(tmp_path / "pickle.npz", step=np.arange(2), obs=np.array([{}, {}], object))
+    np.savez(tmp_path / "shape.npz", step=np.arange(2), obs=np.zeros((3, 2)))
+    np.savez(tmp_path / "name.npz", step=np.arange(2))
+    with zipfile.ZipFile(tmp_path / "claim.npz", "w") as archive:
+        head = b"{'descr': '<f8', 'fortran_order': False, 'shape': (999999999999,), }"
+        member = b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n"
+        for name in ("step.npy", "obs.npy"):
+            archive.writestr(name, member)
+    (tmp_path / "garbage.npz").write_bytes(b"PK\x03\x04garbage")
+    for name in ("pickle", "shape", "name", "claim", "garbage"):
+        shutil.copy(tmp_path / f"{name}.npz", folder / "states.npz")
+        with pytest.raises(BadInput) as raised:
+            run.states()
+        bad[name] = str(raised.value)
+        assert str(folder / "states.npz") in bad[name]
+    assert "claims 7999999999992 bytes" in bad["claim"]
+    assert rp.report([folder], tmp_path / "out.html").exists()
+
+
+def test_nothing_to_report_is_said(tmp_path):
+    with pytest.raises(BadInput, match="no runs to report"):
+        rp.report([tmp_path], tmp_path / "out.html")
+    with pytest.raises(BadInput, match="does not exist"):
+        rp.report([tmp_path / "nowhere"], tmp_path / "out.html")
+    (write_run(tmp_path / "run") / "config.toml").write_text("x")
+    with pytest.raises(BadInput, match=r"none of the runs can be read: .*config"):
+        rp.report([tmp_path], tmp_path / "out.html")
+
+
+# --- summary --------------------------------------------------------------------------------------------------
+
+
+def test_missing_and_unfinished_runs_are_told_and_not_invented(suite):
+    shutil.rmtree(suite / "sac" / "dmc-hopper-hop" / "seed-1")
+    shutil.rmtree(suite / "sac" / "Pendulum-v1" / "seed-0")
+    write_run(suite / "sac" / "Pendulum-v1" / "seed-0", "sac", upto=4)
+    shutil.rmtree(suite / "sac" / "Pendulum-v1" / "seed-2")
+    summary = summarise(find_runs([suite]))
+    assert "sac on dmc/hopper-hop misses seed 1: its intervals are wider" in summary.problems
+    assert "sac on Pendulum-v1: 1 run stopped before 2,000 steps, without a final score" in summary.problems
+    rows = {row[0]: row for table in summary.tables if table.title == "Pendulum-v1" for row in table.rows}
+    assert rows["sac"][1] == "1 of 2" and "one seed" in rows["sac"][2]
+    assert rows["maxinfo-sac"][1] == "3 of 3"
+
+
+def test_a_method_that_was_not_run_somewhere_leaves_that_task_out_of_the_aggregate(suite):
+    shutil.rmtree(suite / "sac" / "dmc-hopper-hop")
+    summary = summarise(find_runs([suite]))
+    assert "sac was not run on dmc/hopper-hop" in summary.problems
+    assert summary.tables[0].note.startswith("Over the 1 of 2 tasks that every algorithm finished")
+
+
+def test_final_scores_by_hand(suite):
+    tables = {table.title: table for table in summarise(find_runs([suite])).tables}
+    (maxinfo, sac) = tables["dmc/hopper-hop"].rows
+    assert maxinfo[:3] == ["maxinfo-sac", "3 of 3", "101 ± 0.577"]  # 100 + seed
+    assert sac[2] == "51.0 ± 0.577"
+    assert maxinfo[4].startswith("56.0 ±")  # (10 + 100) / 2 + 1
+    assert "1 is 1000" in tables["All tasks"].note and "runs compared" in tables["All tasks"].note
+    assert tables["All tasks"].rows[0][3].startswith("1")  # every run beats every run of SAC
+
+
+def test_settings_that_differ_are_part_of_the_name(tmp_path):
+    for period in (1, 32):
+        for seed in range(2):
+            write_run(tmp_path / f"{period}-{seed}", "eps", seed=seed, period=period)
+    write_run(tmp_path / "other", "sac")
+    assert set(label_runs(find_runs([tmp_path]))) == {"eps (period=1)", "eps (period=32)", "sac"}
+
+
+def test_copies_of_a_seed_count_once(tmp_path):
+    write_run(tmp_path / "first", upto=4)
+    write_run(tmp_path / "again")
+    summary = summarise(find_runs([tmp_path]))
+    assert any("there already" in problem for problem in summary.problems)
+    assert summary.tables[-1].rows[0][1] == "1 of 1"
+
+
+def test_coverage_counts_cells_once():
+    points = np.array([[0.0, 0.0], [0.01, 0.01], [1.0, 1.0], [0.0, 0.0]])
+    np.testing.assert_allclose(coverage(points, np.zeros(2), np.ones(2), cells=2), [1 / 4, 1 / 4, 1 / 2, 1 / 2])
+
+
+def test_phase_of_a_pendulum_is_its_angle():
+    points, names = phase(np.array([[0.0, 1.0, 3.0], [-1.0, 0.0, 4.0]]))
+    np.testing.assert_allclose(points, [[np.pi / 2, 3], [np.pi, 4]])
+    assert names[0] == "angle"
+    assert phase(np.array([[1.0, 2.0, 3.0, 4.0]]))[0].tolist() == [[1, 2]]
+    assert phase(np.array([[5.0]]))[0].tolist() == [[5, 5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1234.5, "1,234"),
+        (-0.01234, "−0.0123"),
+        (np.inf, "∞"),
+        (np.nan, "–"),
+        (2.5e9, "2.50e+09"),
+        (51, "51.0"),
+    ],
+)
+def test_numbers_are_readable(value, text):
+    assert number(value) == text
+
+
+def test_two_thousand_runs_are_summarised_quickly():
+    steps = np.arange(1.0, 101.0)
+    series = lambda a, s: Series(steps, steps, np.random.default_rng([a, s]).normal(a, 1, 100))
+    runs = [
+        Run(Path(), f"algo{a}", f"dmc/task{e}", s, 100, "", {}, {}, evaluation={"mean_return": series(a, s)})
+        for a in range(10) for e in range(20) for s in range(10)
+    ]  # fmt: skip
+    start = time.process_time()
+    page = "".join(rp.render(summarise(runs)))
+    assert time.process_time() - start < 30
+    assert len(page) < 20e6
+
+
+# --- the page -------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Checks that tags match, and keeps what the tests look at."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.tags, self.text, self.raw = [], [], [], {}
+        self.feed(text)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.stack[-1:] == ["script"]:
+            self.raw[self.tags[-1][1].get("id", "code")] = data
+
+    def having(self, **wanted):
+        return [attrs for _, attrs in self.tags if all(attrs.get(k) == v for k, v in wanted.items())]
+
+
+def test_the_page_is_whole_and_needs_nothing_else(suite, tmp_path):
+    path = rp.report([suite], tmp_path / "out")
+    assert path == tmp_path / "out" / "report.html"
+    text = path.read_text()
+    page = Page(text)
+    tabs = [attrs["data-tab"] for attrs in page.having(role="tab")]
+    assert tabs == ["overview", "curves", "profiles", "exploration", "states", "videos", "data"]
+    assert len(page.having(role="tabpanel")) == len(tabs)
+    data = json.loads(page.raw["data"])
+    assert data["labels"] == ["maxinfo-sac", "sac"]
+    assert {chart["tab"] for chart in data["charts"]} == {"curves", "profiles", "exploration", "states"}
+    curve = next(c for c in data["charts"] if c["tab"] == "curves" and c["title"] == "dmc/hopper-hop")
+    assert curve["lines"][0]["y"] == " ".join(str(10 * n + 1) for n in range(1, 11))
+    shown = {chart["ylabel"] for chart in data["charts"] if chart["tab"] == "exploration"}
+    assert [any(word in label for label in shown) for word in ("α1", "α2", "1/λ", "dashed: target")] == [True] * 4
+    links = [v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href", "action", "srcset")]
+    assert len(links) == 2 and all(link.startswith("data:") for link in links)
+    assert set(re.findall(r"https?://[\w./]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+    assert "maxinforl train sac --seed N" in text and "0.1.0" in text
+
+
+def test_the_raw_data_can_be_downloaded(suite, tmp_path, monkeypatch):
+    for limit, decode in ((1 << 20, bytes), (10, gzip.decompress)):
+        monkeypatch.setattr(rp, "PLAIN_CSV_LIMIT", limit)
+        page = Page(rp.report([suite], tmp_path / "r.html").read_text())
+        (link,) = page.having(**{"class": "button"})
+        rows = decode(base64.b64decode(link["href"].partition("base64,")[2])).decode().splitlines()
+        assert rows[0] == "algorithm,env,seed,step,env_step,return,source"
+        assert len(rows) == 1 + 12 * 10 and "sac,dmc/hopper-hop,2,1000,2000,52,evaluation" in rows
+
+
+def test_cells_do_not_compute_in_a_spreadsheet(tmp_path):
+    write_run(tmp_path / "run", algo='=cmd|"x",100%')
+    assert '"\'=cmd|""x"",100%",Pendulum-v1,0,100,200,10,evaluation' in rp.raw_csv(find_runs([tmp_path]))
+
+
+def test_hostile_names_stay_text(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / "runs" / str(seed), algo=HOSTILE, env=HOSTILE + "2", seed=seed, states=True)
+        (tmp_path / "runs" / str(seed) / "eval.csv").open("a").write("<img src=y>\n")
+    video = tmp_path / "runs" / "0" / "videos"
+    video.mkdir()
+    (video / "<img src=z>.mp4").write_bytes(b"film")
+    page = Page(rp.report([tmp_path / "runs"], tmp_path / "out.html").read_text())
+    assert [tag for tag, _ in page.tags].count("script") == 2 and "img" not in [tag for tag, _ in page.tags]
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert json.loads(page.raw["data"])["labels"] == [HOSTILE]
+    assert not set("<>&") & set(page.raw["data"])
+    assert any(HOSTILE in text for text in page.text)
+    assert rp.export_figures([tmp_path / "runs"], tmp_path / "figures", "png")
+
+
+def test_large_videos_are_named_not_embedded(suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(rp, "VIDEO_LIMIT", 5)
+    text = rp.report([suite], tmp_path / "r.html").read_text()
+    assert "<video" not in text and "not embedded" in text and "last.mp4" in text
+
+
+def test_figures_for_a_paper(suite, tmp_path):
+    written = rp.export_figures([suite], tmp_path / "figures", "pdf")
+    assert [path.name for path in written] == ["curves.pdf", "profiles.pdf", "exploration.pdf", "states.pdf"]
+    assert all(path.read_bytes().startswith(b"%PDF") for path in written)
+    with pytest.raises(BadInput, match="png, pdf or svg, not 'exe'"):
+        rp.export_figures([suite], tmp_path, "exe")
+
+
+def test_equal_data_give_equal_files(tmp_path):
+    for fmt in ("png", "pdf", "svg"):
+        paths = []
+        for name in ("a", "b"):
+            figure, (ax,) = figures.canvas()
+            figures.learning_curve(ax, [1, 2, 3], [[1, 2, 3], [3, 2, np.nan]], "sac")
+            figures.phase_plot(ax, np.eye(3))
+            paths.append(figures.save(figure, tmp_path / f"{name}.{fmt}"))
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+PROBE = """<script>
+addEventListener("error", e => document.documentElement.dataset.error = e.message);
+addEventListener("load", () => setTimeout(() => {
+  const out = {}, click = s => document.querySelector(s).click(), rest = [];
+  const visible = () => [...document.querySelectorAll("section")].filter(s => !s.hidden).map(s => s.dataset.tab);
+  const paths = () => document.querySelectorAll("#panel-curves figure:first-child path").length;
+  out.first = visible();
+  click("#tab-curves");
+  out.second = visible();
+  setTimeout(() => {
+    out.drawn = paths();
+    out.labels = [...document.querySelectorAll(".chip span")].map(s => s.textContent);
+    click(".chip");
+    out.toggled = paths();
+    click(".chip");
+    out.back = paths();
+    out.wide = document.documentElement.scrollWidth - innerWidth;
+    document.documentElement.dataset.out = JSON.stringify(out);
+  }, 300);
+}, 100));
+</script>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 500])
+def test_tabs_and_toggles_work_in_a_browser(suite, tmp_path, width):
+    write_run(suite / "hostile", algo=HOSTILE)
+    path = rp.report([suite], tmp_path / "r.html")
+    path.write_text(path.read_text().replace("<title>", PROBE + "<title>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--virtual-time-budget=5000"]
+    done = subprocess.run(
+        [*command, "--enable-logging=stderr", "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    attributes = re.search(r"<html[^>]*>", done.stdout).group()
+    assert "data-error" not in attributes and "CONSOLE" not in done.stderr
+    out = json.loads(html.unescape(re.search(r'data-out="([^"]*)"', attributes).group(1)))
+    assert out["first"] == ["overview"] and out["second"] == ["curves"]
+    assert out["labels"] == sorted([HOSTILE, "maxinfo-sac", "sac"])
+    assert out["drawn"] == out["back"] == 6 and out["toggled"] == 4  # a band and a line each
+    assert out["wide"] <= 0

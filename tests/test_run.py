@@ -1,0 +1,427 @@
+"""A run as a user sees it: reproducible, resumable bit for bit, counted right, saved and loaded whole."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gymnasium as gym
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import maxinforl
+from maxinforl import cli
+from maxinforl.agent import Agent
+from maxinforl.core.normalizer import Normalizer
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.settings import Settings, resolve
+from maxinforl.training.directory import read_run
+from maxinforl.training.loop import Trainer, agent_arrays
+from maxinforl.training.store import CheckpointStore
+
+SMALL = {"base.hidden": (16, 16), "intrinsic.hidden": (16, 16)}
+FLAGS = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2"]
+
+
+class Corridor(gym.Env):
+    """A point pushed along a line: ends at the right end, is cut after 13 steps."""
+
+    observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
+    action_space = gym.spaces.Box(-2, 2, (1,), np.float32)
+
+    def __init__(self, poison: int | None = None):
+        self.poison, self.count = poison, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = self.np_random.uniform(-1, 0), 0
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.x, self.t / 13], np.float32)
+
+    def step(self, action):
+        self.x, self.t, self.count = self.x + 0.2 * float(action[0]), self.t + 1, self.count + 1
+        obs = self.observe()
+        if self.poison is not None and self.count >= self.poison:
+            obs[0] = np.nan
+        return obs, self.x, self.x > 1.0, self.t >= 13, {}
+
+
+gym.register("Corridor-v0", lambda: Corridor())
+gym.register("Poisoned-v0", lambda: Corridor(poison=40))
+
+
+def make(algo="maxinfo-sac", env="Corridor-v0", **overrides):
+    small = {k: v for k, v in SMALL.items() if "maxinfo" in algo or k.startswith("base")}
+    return maxinforl.make(
+        algo, env, **({"batch_size": 16, "eval_episodes": 2, "eval_every": 40, "log_every": 20} | overrides), set=small
+    )
+
+
+def weights(agent: Agent) -> dict[str, np.ndarray]:
+    assert agent.trainer is not None
+    return agent_arrays(agent.trainer.state.agent)
+
+
+def saved_weights(directory: Path) -> dict[str, np.ndarray]:
+    return {k: v for k, v in CheckpointStore(directory / "checkpoints").load().state.items() if k.startswith("agent/")}
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+# ------------------------------------------------------------------ reproducible
+
+
+def test_same_seed_twice_gives_the_same_files(tmp_path):
+    for name in "ab":
+        make().learn(120, out=tmp_path / name)
+    assert (tmp_path / "a/eval.csv").read_bytes() == (tmp_path / "b/eval.csv").read_bytes()
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert same(saved_weights(tmp_path / "a"), saved_weights(tmp_path / "b"))
+    make(seed=1).learn(120, out=tmp_path / "c")
+    assert (tmp_path / "a/eval.csv").read_bytes() != (tmp_path / "c/eval.csv").read_bytes()
+
+
+def test_evaluation_does_not_touch_training():
+    assert same(weights(make().learn(60)), weights(make(eval_episodes=0).learn(60)))
+
+
+def test_one_trace_and_one_dispatch_per_agent_step():
+    agent = make()
+    trainer = agent._trainer(50)
+    calls, inner = [], trainer.program.step
+    trainer.program.__dict__["step"] = lambda *a: calls.append(1) or inner(*a)
+    agent.learn(50)
+    assert len(calls) == 50
+    assert trainer.program.traces["step"] == 1 and trainer.program.traces["act"] == 1
+
+
+# ------------------------------------------------------------------ resumed is never stopped
+
+
+def interrupted(monkeypatch, at: int):
+    """Training that dies without a word when step `at` is reached."""
+    advance = Trainer.advance
+
+    def dies(self):
+        if self.step >= at:
+            raise MemoryError
+        return advance(self)
+
+    monkeypatch.setattr(Trainer, "advance", dies)
+
+
+@pytest.mark.parametrize(
+    ("algo", "extra"),
+    [("maxinfo-sac", []), ("eps-maxinfo-sac", ["--learning-starts", "30"]), ("sac", ["--num-envs", "3"])],
+)
+def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
+    command = ["train", "--algo", algo, "--env", "Corridor-v0", "--steps", "120", "--eval-every", "30", *FLAGS, *extra]
+    command += ["--log-every", "25", "--save-every", "35", "--record-states"]
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=95)
+        with pytest.raises(MemoryError):
+            cli.main([*command, "--out", str(tmp_path / "broken")])
+    assert CheckpointStore(tmp_path / "broken/checkpoints").steps()[-1] in (70, 72)
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert (tmp_path / "whole/eval.csv").read_bytes() == (tmp_path / "broken/eval.csv").read_bytes()
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
+    assert same(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken"))
+    whole, broken = (np.load(tmp_path / name / "states.npz") for name in ("whole", "broken"))
+    assert np.array_equal(whole["obs"], broken["obs"]) and np.array_equal(whole["step"], broken["step"])
+
+
+def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, capsys):
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "40", "--eval-every", "20", *FLAGS]
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=25)
+        with pytest.raises(MemoryError):
+            cli.main([*command, "--out", str(tmp_path / "broken")])
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert "from step 0" in capsys.readouterr().out
+    assert (tmp_path / "whole/eval.csv").read_bytes() == (tmp_path / "broken/eval.csv").read_bytes()
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_sigterm_saves_and_exits_75(tmp_path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "maxinforl.cli", "train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", "100000"]
+    process = subprocess.Popen([*command, *FLAGS, "--eval-every", "1000000", "--out", str(out)], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    deadline = time.monotonic() + 120
+    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
+    assert CheckpointStore(out / "checkpoints").load().step >= 500
+
+
+def test_an_environment_that_does_not_repeat_is_truncated_and_said(tmp_path, monkeypatch, capsys):
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "60", *FLAGS, "--save-every", "20"]
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=45)
+        with pytest.raises(MemoryError):
+            cli.main([*command, "--out", str(tmp_path / "run")])
+    before = Corridor.reset
+    monkeypatch.setattr(Corridor, "reset", lambda self, **kw: before(self, seed=int(time.time_ns() % 1000)))
+    with pytest.warns(UserWarning, match="ignores its seed"):
+        assert cli.main(["resume", str(tmp_path / "run")]) == 0
+    assert "does not repeat" in " ".join(capsys.readouterr().out.split())
+
+
+# ------------------------------------------------------------------ counted right
+
+
+def test_steps_count_transitions_over_all_environments(tmp_path):
+    agent = make("sac", num_envs=4, update_ratio=0.5, action_repeat=2)
+    agent.learn(80, out=tmp_path / "run")
+    assert agent.trainer is not None
+    clock = agent.trainer.state.clock
+    assert int(clock.step) == 80 and int(clock.update) == 40
+    last = (tmp_path / "run/eval.csv").read_text().splitlines()[-1].split(",")
+    assert last[:2] == ["80", "160"]
+
+
+def test_warm_up_is_uniform_and_does_not_learn():
+    agent = make("sac", learning_starts=60)
+    agent.learn(59)
+    assert agent.trainer is not None and int(agent.trainer.state.clock.update) == 0
+    actions = np.array(agent.trainer.state.replay.action)[0, :59, 0]
+    assert abs(actions.mean()) < 0.3 and 0.4 < actions.std() < 0.75
+    agent.learn(1)
+    assert int(agent.trainer.state.clock.update) == 1
+
+
+def test_truncation_and_termination_reach_the_replay():
+    agent = make("sac", seed=3)
+    agent.learn(200)
+    assert agent.trainer is not None
+    replay = agent.trainer.state.replay
+    end, age = np.array(replay.end)[0], np.array(replay.age)[0]
+    head = int(replay.head[0])
+    ends = [i for i in range(head) if end[i] in (1, 2)]
+    assert ends
+    for i in ends:
+        assert end[i + 1] == 3 and age[i + 2] == 0
+        terminated = np.array(replay.obs)[0, i + 1, 0] > 1.0
+        assert end[i] == (2 if terminated else 1) and (terminated or age[i + 1] == 13)
+
+
+def test_learning_twice_goes_on(tmp_path):
+    whole, halves = make("sac", total_steps=80), make("sac", total_steps=80)
+    whole.learn(80)
+    halves.learn(40).learn(40)
+    assert same(weights(whole), weights(halves))
+
+
+def test_schedules_say_that_they_stay():
+    agent = make("eps-maxinfo-sac", learning_starts=0)
+    agent.learn(30)
+    with pytest.warns(UserWarning, match="stay planned for 30"):
+        agent.learn(30)
+
+
+# ------------------------------------------------------------------ acting, saving, loading
+
+
+def test_predict_takes_one_or_many_and_gives_native_actions():
+    agent = make()
+    one, state = agent.predict(np.zeros(2, np.float32), None, None, True)
+    many, _ = agent.predict(np.zeros((5, 2), np.float32), deterministic=True)
+    assert one.shape == (1,) and many.shape == (5, 1) and state is None
+    assert np.array_equal(many[0], one)
+    noisy = np.stack([agent.predict(np.zeros(2, np.float32))[0] for _ in range(50)])
+    assert noisy.std() > 0.1 and np.abs(noisy).max() <= 2.0 and np.abs(noisy).max() > 1.0
+    with pytest.raises(ValueError, match=r"shape \(2,\)"):
+        agent.predict(np.zeros(3, np.float32))
+
+
+def test_saved_and_loaded_predicts_bit_identically(tmp_path):
+    agent = make().learn(40, out=tmp_path / "run")
+    agent.save(tmp_path / "saved")
+    obs = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    expected = agent.predict(obs, deterministic=True)[0]
+    for place in ("run", "saved"):
+        again = maxinforl.load(tmp_path / place)
+        assert np.array_equal(again.predict(obs, deterministic=True)[0], expected)
+    again.learn(10)
+    assert again.trainer is not None and int(again.trainer.state.clock.update) == 50
+    assert not any(p.suffix in (".pkl", ".pickle") for p in tmp_path.rglob("*"))
+
+
+def test_a_damaged_or_foreign_saved_agent_is_refused(tmp_path):
+    make("sac").save(tmp_path)
+    path = tmp_path / "agent.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadInput):
+        maxinforl.load(tmp_path)
+    path.write_bytes(b"something else")
+    with pytest.raises(BadInput):
+        maxinforl.load(tmp_path)
+    with pytest.raises(BadInput, match="neither a run"):
+        maxinforl.load(tmp_path.parent)
+
+
+def test_an_instance_trains_and_says_that_evaluation_is_skipped():
+    agent = make("sac", env=Corridor())
+    with pytest.warns(UserWarning, match="evaluation is skipped"):
+        agent.learn(20)
+    agent = make("sac", env=Corridor(), eval_env=lambda: Corridor())
+    agent.learn(20)
+    assert len(agent.evaluations) == 2
+    assert make("sac", env=lambda: Corridor(), num_envs=2).learn(20).evaluations
+
+
+def test_nothing_is_written_without_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("sac").learn(20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_config_file_round_trip(tmp_path):
+    agent = make(learning_starts=5).learn(20, out=tmp_path / "run")
+    settings, strategy, _ = read_run(tmp_path / "run")
+    assert strategy == agent.strategy and settings == replace(agent.settings, steps=20)
+    again = cli.main(["train", "--config", str(tmp_path / "run/config.toml"), "--out", str(tmp_path / "again")])
+    assert again == 0
+    assert (tmp_path / "run/eval.csv").read_bytes() == (tmp_path / "again/eval.csv").read_bytes()
+
+
+# ------------------------------------------------------------------ one's own parts
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A bonus of one's own: how strong the action is."""
+
+    scores_actions = True
+
+    def init(self, key, spec):
+        return Normalizer((spec.z,))
+
+    def score(self, model, z, action):
+        return jnp.square(action).sum(-1)
+
+    def reward(self, model, latents):
+        return self.score(model, latents.z, latents.action)
+
+    def update(self, model, latents):
+        return model.update(latents.z), {}
+
+
+def test_own_bonus_and_own_target():
+    strong = maxinforl.make("maxinfo-sac", "Corridor-v0", intrinsic=Speed(), set={"base.hidden": (16, 16)}, eval_episodes=0)
+    strong.learn(30)
+    assert strong.trainer is not None and "explore/alpha2" in strong.trainer.program.metric_names
+    eager = make(target=lambda gains, clock: gains.mean() + 100.0, eval_episodes=0).learn(30)
+    assert eager.trainer is not None and float(eager.trainer.state.agent.weight.log) > 0.005
+
+
+def test_weight_as_a_value():
+    fixed = make(weight=maxinforl.Fixed(0.25), eval_episodes=0).learn(10)
+    assert fixed.trainer is not None and float(fixed.trainer.state.agent.weight.log) == 0.25
+    tied = make(weight=maxinforl.Tied(), eval_episodes=0, log_every=1)
+    tied.learn(10)
+    assert tied.trainer is not None
+    state = tied.trainer.state.agent
+    assert float(tied.strategy.alpha2(state)) == pytest.approx(float(jnp.exp(state.learner.alpha.log)))
+
+
+# ------------------------------------------------------------------ settings and presets
+
+
+def test_presets_state_differences_and_flags_win():
+    settings, agent = resolve(Settings(algo="maxinfo-sac", env="h1-run"))
+    assert agent.base.hidden == (512, 512) == agent.intrinsic.hidden
+    assert agent.base.lr == agent.base.alpha.lr == agent.intrinsic.lr == agent.weight.lr == 5e-5
+    assert settings.capacity == 2_500_000
+    _, agent = resolve(Settings(algo="maxinfo-sac", env="h1-run", preset="none", uncertainty="light"))
+    assert agent.base.hidden == (256, 256) and agent.intrinsic.hidden == (64, 64)
+    assert resolve(Settings(algo="sac", env="dmc/walker-run"))[0].action_repeat == 2
+    assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1"))[0].learning_starts == 500
+    assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1", learning_starts=3))[0].learning_starts == 3
+
+
+# ------------------------------------------------------------------ bad input
+
+
+BAD = [
+    (["--algo", "maxinfo-sacc"], "did you mean 'maxinfo-sac'"),
+    (["--env", "Pendulum-v9"], "Pendulum"),
+    (["--env", "MountainCarContinous-v0"], "MountainCarContinuous-v0"),
+    (["--env", "CartPole-v1"], "iscrete"),
+    (["--steps", "-5"], "--steps must be at least 1"),
+    (["--steps", "0"], "--steps must be at least 1"),
+    (["--steps", "1.5"], "whole number"),
+    (["--batch-size", "0"], "--batch-size"),
+    (["--num-envs", "0"], "--num-envs"),
+    (["--eval-every", "0"], "--eval-every"),
+    (["--update-ratio", "0.5"], "whole number"),
+    (["--update-ratio", "-1"], "at least 1"),
+    (["--action-cost", "-1"], "--action-cost"),
+    (["--algo", "sac", "--base", "sac"], "--algo names a whole algorithm"),
+    (["--base", "sac", "--explore", "maxinfo", "--intrinsic", "curiosity"], "observed next state"),
+    (["--base", "sac", "--intrinsic", "rnd"], "--explore maxinfo"),
+    (["--explore", "maxinof"], "did you mean 'maxinfo'"),
+    (["--uncertainty", "medium"], "uncertainty"),
+    (["--set", "base.lrr=1"], "did you mean 'base.lr'"),
+    (["--set", "base.lr=fast"], "base.lr must be"),
+    (["--set", "nonsense"], "NAME=VALUE"),
+    (["--preset", "papr"], "preset"),
+    (["--seeds", "4-0"], "smaller number first"),
+    (["--stepz", "5"], "did you mean '--steps'"),
+    (["--on-nan", "panic"], "on-nan"),
+    (["--config", "nowhere.toml"], "is not a file"),
+    (["--env-arg", "colour=3"], "colour"),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), BAD, ids=[" ".join(f) for f, _ in BAD])
+def test_bad_input_is_one_sentence_before_anything_is_written(tmp_path, monkeypatch, capsys, flags, words):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *flags]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_a_run_is_kept(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "20", *FLAGS, "--out", out]
+    assert cli.main(command) == 0
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert "maxinforl resume" in said and "--overwrite" in said
+    assert cli.main([*command, "--overwrite"]) == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("keep me")
+    assert cli.main([*command[:-1], str(tmp_path / "mine"), "--overwrite"]) in (0, 2)
+    assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
+
+
+def test_a_bad_observation_ends_the_run_with_code_3_and_keeps_it(tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", "--algo", "sac", "--env", "Poisoned-v0", "--steps", "100", *FLAGS, "--save-every", "10"]
+    assert cli.main([*command, "--eval-episodes", "0", "--out", str(out)]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "observation is nan at entry 0" in said and "step" in said
+    assert CheckpointStore(out / "checkpoints").load().step >= 20
+    with pytest.raises(RunFailed):
+        make("sac", env="Poisoned-v0", eval_episodes=0).learn(100)
