@@ -14,6 +14,7 @@ if CACHE not in os.environ:
     _own = os.environ[CACHE] = tempfile.mkdtemp(prefix="maxinforl-test-cache-")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # tests compile much and compute little
 
 
 def pytest_unconfigure():

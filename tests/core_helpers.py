@@ -22,6 +22,7 @@ from maxinforl.replay import Replay, Transition
 
 SPEC = Spec((3,), 2)
 HIDDEN = (16, 16)
+jit = jax.jit
 NOW = clock(step=5, update=5, total=100)
 
 
@@ -38,7 +39,7 @@ def options() -> dict:
 
 def quick(function, **more):
     """jit for programs that run a few times only."""
-    return jax.jit(function, compiler_options=options(), **more)
+    return jit(function, compiler_options=options(), **more)
 
 
 # ------------------------------------------------------------ small agents
@@ -176,10 +177,10 @@ def updater(agent):
     return quick(partial(update, agent))
 
 
-def run(agent, state, data=None, seed=0, now=NOW):
+def run(agent, state, data=None, seed=0, now=NOW, key=None):
     """The state after one update."""
     data = batches(agent.base.utd) if data is None else data
-    return updater(agent)(state, data, jax.random.key(seed), now)[0]
+    return updater(agent)(state, data, jax.random.key(seed) if key is None else key, now)[0]
 
 
 def leaves(tree) -> dict[str, np.ndarray]:

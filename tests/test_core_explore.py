@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from core_helpers import (
     DESCENT,
     NOW,
@@ -24,12 +25,11 @@ from core_helpers import (
     same,
     small,
 )
-from test_core_learner import Spy, nothing, targets
-
 from maxinforl.core.types import Clock, Shaping
 from maxinforl.errors import BadInput
-from maxinforl.explore import Eipo, Epsilon, Fixed, IntrinsicSum, MaxInfo, Plain, Switch, Then, Tied
+from maxinforl.explore import Eipo, Epsilon, Fixed, IntrinsicSum, MaxInfo, Plain, Switch, Tied
 from maxinforl.intrinsic import Curiosity, Disagreement
+from test_core_learner import Spy, nothing, targets
 
 KEY = jax.random.key(0)
 EPS, THEN = small("sac", "eps"), small("sac", "then")
@@ -157,7 +157,9 @@ def test_a_large_lambda_leaves_the_extrinsic_gradient_alone():
     got = quick(lambda s: agent.actor_step(s, batch, nothing(batch), KEY, NOW)[0])(s)
     close(got.learner.params.actor, want.params.actor)
     unit = replace(agent, weight=Fixed(1.0))
-    other = quick(lambda s: unit.actor_step(s, batch, nothing(batch), KEY, NOW)[0])(replace(s, weight=Fixed(1.0).init()))
+    other = quick(lambda s: unit.actor_step(s, batch, nothing(batch), KEY, NOW)[0])(
+        replace(s, weight=Fixed(1.0).init())
+    )
     weight = lambda s: np.asarray(s.learner.params.actor.head.layers[0].weight)
     assert np.abs(weight(other) - weight(got)).max() > 1e-4
 

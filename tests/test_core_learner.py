@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from core_helpers import (
     DESCENT,
     NOW,
@@ -27,7 +28,6 @@ from core_helpers import (
     small,
     transition,
 )
-
 from maxinforl.algorithms import BASES
 from maxinforl.core.actor_critic import ActorCritic, polyak
 from maxinforl.core.types import Latents, Shaping

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from core_helpers import HIDDEN, quick
 
+from core_helpers import HIDDEN, quick
 from maxinforl.core import normalizer
 from maxinforl.core.actor_critic import ActorCritic, polyak
 from maxinforl.core.multiplier import HIGH, LOW, Fixed, Tuned

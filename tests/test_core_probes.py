@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from core_helpers import constant_critics, quick, shrink, train_state
 
+from core_helpers import constant_critics, quick, shrink, train_state
 from maxinforl.algorithms import algorithm
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.types import Spec
@@ -31,7 +31,9 @@ def experience(steps):
     one = lambda x, dtype=np.float32: np.asarray([x], dtype)
     for action, reward, terminated, truncated, successor, obs in steps:
         flags = one(terminated, bool), one(truncated, bool)
-        replay = add(replay, Transition(one([action]), one(reward), *flags, one([successor]), one([obs]), one(True, bool)))
+        replay = add(
+            replay, Transition(one([action]), one(reward), *flags, one([successor]), one([obs]), one(True, bool))
+        )
     return replay
 
 
@@ -116,6 +118,5 @@ def test_probe_only_information_gain_separates_the_arms():
     maxinfo = replace(maxinfo, base=plain.base, weight=Fixed(0.5), intrinsic=replace(maxinfo.intrinsic, lr=3e-3))
     indifferent, curious = (learned(agent, steps, indifferent=True) for agent in (plain, maxinfo))
     assert not values(indifferent, 0.0, [-0.8, 0.8]).any() and not values(curious, 0.0, [-0.8, 0.8]).any()
-    print(mode(plain, indifferent), mode(maxinfo, curious))
     assert abs(mode(plain, indifferent)) < 0.2
     assert mode(maxinfo, curious) > 0.5

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from core_helpers import DESCENT, DescentGain, DescentWeight, batches, close, fresh, quick, run
 
+from core_helpers import DESCENT, DescentGain, DescentWeight, batches, close, fresh, quick, run
 from maxinforl.core.policies import NoisyDeterministic
 from maxinforl.core.schedules import constant
 from maxinforl.explore import Eipo, IntrinsicSum, MaxInfo, Plain, Switch

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, small
 
+from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, small
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES, Algo, algorithm, compose, with_uncertainty
 from maxinforl.config import from_plain, override, to_plain
 from maxinforl.core.types import Clock
@@ -35,12 +35,14 @@ def known(parts):
 
 
 def shapes(tree):
-    return {jax.tree_util.keystr(p): (x.shape, x.dtype, x.weak_type) for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(p): (x.shape, x.dtype, x.weak_type) for p, x in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 @pytest.mark.parametrize("base", VECTORS)
 def test_every_state_is_stable_under_scan(base):
-    """Shape, dtype and weak type of every leaf are the same after an update, and a batch acts, for the whole product."""
+    """Shape, dtype and weak type of every leaf are the same after an update, for the whole product; all can act."""
     for parts in [p for p in PRODUCT if p[0] == base]:
         agent = known(parts)
         data = batches(agent.base.utd, size=4)

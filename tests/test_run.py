@@ -161,8 +161,21 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, 
 
 def test_sigterm_saves_and_exits_75(tmp_path):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "maxinforl.cli", "train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", "100000"]
-    process = subprocess.Popen([*command, *FLAGS, "--eval-every", "1000000", "--out", str(out)], env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    command = [
+        sys.executable,
+        "-m",
+        "maxinforl.cli",
+        "train",
+        "--algo",
+        "sac",
+        "--env",
+        "Pendulum-v1",
+        "--steps",
+        "100000",
+    ]
+    process = subprocess.Popen(
+        [*command, *FLAGS, "--eval-every", "1000000", "--out", str(out)], env=os.environ | {"JAX_PLATFORMS": "cpu"}
+    )
     deadline = time.monotonic() + 120
     while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -327,7 +340,9 @@ class Speed:
 
 
 def test_own_bonus_and_own_target():
-    strong = maxinforl.make("maxinfo-sac", "Corridor-v0", intrinsic=Speed(), set={"base.hidden": (16, 16)}, eval_episodes=0)
+    strong = maxinforl.make(
+        "maxinfo-sac", "Corridor-v0", intrinsic=Speed(), set={"base.hidden": (16, 16)}, eval_episodes=0
+    )
     strong.learn(30)
     assert strong.trainer is not None and "explore/alpha2" in strong.trainer.program.metric_names
     eager = make(target=lambda gains, clock: gains.mean() + 100.0, eval_episodes=0).learn(30)

@@ -95,7 +95,9 @@ class Agent:
         source = self.eval_env or self.env
         if not isinstance(source, str) and (isinstance(source, (gym.Env, VectorEnv)) or not callable(source)):
             if self.eval_env is None:
-                warnings.warn("evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4)
+                warnings.warn(
+                    "evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4
+                )
                 return None
             return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
         lanes = [envs.make(source, **env_options(settings)) for _ in range(settings.eval_episodes)]
@@ -191,7 +193,7 @@ class Agent:
         meta = {
             "format": FORMAT,
             "maxinforl": maxinforl.__version__,
-            "settings": {k: v for k, v in plain_settings(self.settings).items()},
+            "settings": plain_settings(self.settings),
             "agent": config.to_plain(self.strategy),
             "spaces": plain_spaces(*self._spaces()),
             "clock": {k: int(v) for k, v in now._asdict().items()},
@@ -253,7 +255,9 @@ def check_fit(strategy: Strategy, agent: Agent) -> None:
     if pixels and not images:
         raise BadInput(f"{title(agent.settings)} learns from images: use pixels/{agent.settings.env}")
     if images and not pixels:
-        raise BadInput(f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2")
+        raise BadInput(
+            f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2"
+        )
 
 
 def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[type] = ()) -> Agent:
@@ -313,14 +317,18 @@ def read_settings(table: Any) -> Settings:
     for name in table:
         if name not in hints:
             raise unknown("setting", str(name), hints)
-    values = {k: config.coerce(v, config._hints(Settings)[k], k) for k, v in table.items() if k not in ("env_arg", "set")}
-    pairs = {k: read_pairs(k, table[k]) for k in ("env_arg", "set") if k in table}
-    return Settings(**values, **pairs)
+    values = {
+        k: config.coerce(v, config._hints(Settings)[k], k) for k, v in table.items() if k not in ("env_arg", "set")
+    }
+    values |= {k: read_pairs(k, table[k]) for k in ("env_arg", "set") if k in table}
+    return Settings(**values)
 
 
 def read_pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
     items = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(items, list) or not all(len(p) == 2 and isinstance(p[0], str) for p in items if isinstance(p, (list, tuple))):
+    if not isinstance(items, list) or not all(
+        len(p) == 2 and isinstance(p[0], str) for p in items if isinstance(p, (list, tuple))
+    ):
         raise BadInput(f"{name} must be a table of names and values")
     return tuple((p[0], tuple(p[1]) if isinstance(p[1], list) else p[1]) for p in items)
 

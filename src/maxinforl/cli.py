@@ -93,9 +93,13 @@ def parser() -> Parser:
     root.add_argument("--version", action="store_true", help="print the version and exit")
     commands = root.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1")
+    train = commands.add_parser(
+        "train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1"
+    )
     add_settings(train)
-    train.add_argument("--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS")
+    train.add_argument(
+        "--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS"
+    )
     train.add_argument("--out", help="run directory (default: a new numbered one under runs/)", metavar="DIR")
     train.add_argument("--config", help="TOML file of settings; flags win over it", metavar="FILE")
     train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
@@ -144,7 +148,7 @@ def prepare_jax() -> None:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import jax
 
-    if not jax.config.jax_compilation_cache_dir:
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "maxinforl" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
@@ -165,7 +169,11 @@ def settings_from(args: argparse.Namespace) -> Any:
     given = {f.name: getattr(args, f.name) for f in fields(Settings)}
     given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v not in (None, False)}
     if "algo" in given:
-        base = replace(base, base=None, explore=None, intrinsic=None) if not {"base", "explore", "intrinsic"} & set(given) else base
+        base = (
+            replace(base, base=None, explore=None, intrinsic=None)
+            if not {"base", "explore", "intrinsic"} & set(given)
+            else base
+        )
     elif {"base", "explore", "intrinsic"} & set(given):
         base = replace(base, algo=None)
     return replace(base, **given)

@@ -63,9 +63,7 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any
         for name, value in table.items()
         if name != "kind"
     }
-    absent = {
-        f.name: None for f in fields(cls) if f.name not in table and type(None) in typing.get_args(hints[f.name])
-    }
+    absent = {f.name: None for f in fields(cls) if f.name not in table and type(None) in typing.get_args(hints[f.name])}
     required = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values | absent]
     if required:
         raise BadInput(f"[{path}] lacks '{required[0]}'")
@@ -79,7 +77,11 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def coerce(value: Any, hint: Any, path: str) -> Any:
     """`value` as the type a field declares, or a sentence."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union else (hint,)
+    options = (
+        typing.get_args(hint)
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
     for option in options:
         fitted = _fit(value, option, path)
         if fitted is not MISSING:

@@ -80,7 +80,9 @@ class Replay(eqx.Module):
         head = jnp.where(t.valid, self.head + 1 + (ended > 0), self.head)
         keep = lambda column, new: jnp.where(_like(t.valid, new), new, column[lane, here])
         age = self.age[lane, here]
-        obs = self.obs.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs))
+        obs = self.obs.at[lane, jnp.where(t.valid, after, here)].set(
+            jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs)
+        )
         ages = self.age.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(t.valid, age + 1, age))
         ends = self.end.at[lane, here].set(keep(self.end, ended))
         ends = ends.at[lane, after].set(jnp.where(t.valid & (ended > 0), LAST, ends[lane, after]).astype(jnp.uint8))

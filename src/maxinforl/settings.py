@@ -65,7 +65,9 @@ class Settings:
         if self.max_hours is not None and not self.max_hours > 0:
             raise BadInput(f"{flag('max_hours')} must be more than 0, not {self.max_hours}")
         if self.algo is not None and (self.base or self.explore or self.intrinsic):
-            raise BadInput("--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic")
+            raise BadInput(
+                "--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic"
+            )
 
 
 def flag(name: str) -> str:
@@ -152,7 +154,9 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
     """Settings with nothing left open, and the agent they describe; `parts` are objects that replace the agent's."""
     composed = settings.base is not None or settings.explore is not None or settings.intrinsic is not None
     algo = settings.algo or ("maxinfo-sac" if not composed else "")
-    agent = compose(settings.base or "sac", settings.explore or "none", settings.intrinsic) if composed else algorithm(algo)
+    agent = (
+        compose(settings.base or "sac", settings.explore or "none", settings.intrinsic) if composed else algorithm(algo)
+    )
     applied = presets(settings.preset, algo, settings.env)
     chosen = dict(DEFAULTS)
     for preset in applied:
@@ -178,8 +182,8 @@ def check_updates(settings: Settings) -> int:
     updates = settings.num_envs * (settings.update_ratio or 1.0)
     if updates != int(updates) or updates < 1:
         raise BadInput(
-            f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates per "
-            "step of them all: it must be a whole number of at least 1"
+            f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates "
+            "per step of them all: it must be a whole number of at least 1"
         )
     return int(updates)
 

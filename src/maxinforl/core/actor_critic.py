@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Multiplier, Tuned
 from maxinforl.core.networks import MLP, stacked
 from maxinforl.core.optimism import Optimism
+from maxinforl.core.optimizer import descend
 from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.core.schedules import Linear
@@ -86,17 +88,13 @@ class ActorCritic:
     def init(self, key: Array, spec: Spec) -> Learner:
         k_encoder, k_critic_trunk, k_actor_trunk, k_critic, k_actor = jax.random.split(key, 5)
         z = self.encoder.latents(spec).z
-        head = partial(
-            MLP, sizes=(z + spec.action, *self.hidden, 1), layer_norm=self.layer_norm, dropout=self.dropout
-        )
+        head = partial(MLP, sizes=(z + spec.action, *self.hidden, 1), layer_norm=self.layer_norm, dropout=self.dropout)
         critic = Critic(
             self.encoder.trunk_init(k_critic_trunk, spec),
             stacked(lambda k: stacked(head, k, self.critics), k_critic, self.channels),
         )
         sizes = (z, *self.hidden, self.policy.outputs(spec.action))
-        actor = Actor(
-            self.encoder.trunk_init(k_actor_trunk, spec), MLP(k_actor, sizes, out_gain=self.policy.out_gain)
-        )
+        actor = Actor(self.encoder.trunk_init(k_actor_trunk, spec), MLP(k_actor, sizes, out_gain=self.policy.out_gain))
         params = Params(self.encoder.init(k_encoder, spec), critic, actor)
         return Learner(
             params,
@@ -194,8 +192,7 @@ class ActorCritic:
 
         value = (s.params.encoder, s.params.critic)
         (error, q), grads = jax.value_and_grad(loss, has_aux=True)(value)
-        change, opt = self.optimizer.update(grads, s.value_opt, value)  # type: ignore[arg-type]
-        encoder, critic = optax.apply_updates(value, change)  # type: ignore[misc]
+        (encoder, critic), opt = descend(self.optimizer, grads, s.value_opt, value)
         params = Params(encoder, critic, s.params.actor)
         slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)
         metrics = {"train/critic_loss": error, "train/q": q[0].mean()}
@@ -215,7 +212,7 @@ class ActorCritic:
         def loss(actor):
             a, logp = self.policy.sample(self.pi(actor, features), k_action, sigma)
             value = self.read(self.q(s.params.critic, features, a, k_dropout))
-            objective, aux = sum((w * v for w, v in zip(shaping.weight[1:], value[1:])), shaping.weight[0] * value[0]), ()
+            objective, aux = reduce(add, (w * v for w, v in zip(shaping.weight, value))), ()
             if shaping.bonus is not None:
                 bonus, aux = shaping.bonus(latents.z, a)
                 objective = objective + bonus
@@ -224,9 +221,8 @@ class ActorCritic:
             return -objective.mean(), (Improvement(a, value, aux), logp)
 
         (error, (improvement, logp)), grads = jax.value_and_grad(loss, has_aux=True)(s.params.actor)
-        change, opt = self.optimizer.update(grads, s.actor_opt, s.params.actor)  # type: ignore[arg-type]
-        actor = optax.apply_updates(s.params.actor, change)
-        params = Params(s.params.encoder, s.params.critic, actor)  # type: ignore[arg-type]
+        actor, opt = descend(self.optimizer, grads, s.actor_opt, s.params.actor)
+        params = Params(s.params.encoder, s.params.critic, actor)
         slow = Slow(s.slow.critic, polyak(s.slow.actor, actor, self.tau))
         s = replace(s, params=params, slow=slow, actor_opt=opt)
         metrics = {"train/actor_loss": error}

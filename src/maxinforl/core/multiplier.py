@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from maxinforl.core.optimizer import descend
 from maxinforl.core.types import stop
 from maxinforl.errors import BadInput
 
@@ -49,8 +50,7 @@ class Tuned:
     def step(self, m: Multiplier, value: Array, target: Array | float) -> Multiplier:
         """One step on L(log) = log * sg[value - target]."""
         slack = stop(jnp.mean(value) - jnp.mean(jnp.asarray(target)))
-        update, opt = self.optimizer.update(slack, m.opt)
-        return Multiplier(optax.apply_updates(m.log, update), opt)  # type: ignore[arg-type]
+        return Multiplier(*descend(self.optimizer, slack, m.opt, m.log))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-
-from maxinforl.core.policies import SquashedGaussian
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class Optimism:
     beta: float = 4.66  # of the critics' spread in the upper bound
     shift: float = 6.86  # sqrt(2 delta): the KL divergence from the policy is shift**2 / 2
 
-    def __call__(self, policy: SquashedGaussian, out: Array, q: Callable[[Array], Array]) -> Array:
+    def __call__(self, policy: Any, out: Array, q: Callable[[Array], Array]) -> Array:
         """The policy's output with its mean moved by c * (var * g) / sqrt(sum g**2 var), g = d upper bound / d mean."""
         mean, log_std = policy.moments(out)
         var = jnp.exp(2 * log_std)

@@ -141,7 +141,9 @@ class Program:
             return s, self.behave(s, uniform=uniform)
 
         programs = {
-            uniform: self.compiled("begin", lambda s, obs, u=uniform: begin(s, obs, u), (PER_SEED, 0), (PER_SEED, 0), (0,))
+            uniform: self.compiled(
+                "begin", lambda s, obs, u=uniform: begin(s, obs, u), (PER_SEED, 0), (PER_SEED, 0), (0,)
+            )
             for uniform in (False, True)
         }
         return lambda s, obs, uniform: programs[uniform](s, obs)

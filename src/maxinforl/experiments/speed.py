@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,9 +13,9 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from maxinforl.core.types import Spec, clock
+from maxinforl.core.types import clock
 from maxinforl.core.update import Program, update
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -34,16 +34,12 @@ class Product:
         """Two per multiply-add."""
         params, (a, b) = dict(self.params), [shape for shape, _ in self.shapes]
         if self.primitive.name == "dot_general":
-            (contract, _), (batch, _) = params["dimension_numbers"]
-            free = [
-                n
-                for i, n in enumerate(b)
-                if i not in (*params["dimension_numbers"][0][1], *params["dimension_numbers"][1][1])
-            ]
-            return 2.0 * np.prod(a) * np.prod(free) * self.times
+            (_, contracted), (_, batched) = params["dimension_numbers"]
+            free = [n for i, n in enumerate(b) if i not in (*contracted, *batched)]
+            return 2.0 * float(np.prod(a) * np.prod(free)) * self.times
         out = jax.eval_shape(self.run, *(jax.ShapeDtypeStruct(s, d) for s, d in self.shapes))
         kernel = np.prod(b) / b[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * np.prod(out.shape) * kernel / params.get("batch_group_count", 1) * self.times
+        return 2.0 * float(np.prod(out.shape)) * kernel / params.get("batch_group_count", 1) * self.times
 
     def run(self, *operands: Any) -> Any:
         return self.primitive.bind(*operands, **dict(self.params))
@@ -85,7 +81,7 @@ def floor(found: list[Product]) -> tuple[Callable, list]:
     operands = [p.operands(jax.random.fold_in(key, i)) for i, p in enumerate(found)]
 
     def run(operands):
-        return [[p.run(*o) for _ in range(1)] for p, o in zip(found, operands)]
+        return [p.run(*o) for p, o in zip(found, operands)]
 
     return jax.jit(run), operands
 
@@ -102,7 +98,7 @@ class Row:
     dispatches: int
 
 
-def best(calls: dict[str, Callable[[], None]], repeats: int, inner: int) -> dict[str, float]:
+def best(calls: dict[str, Callable[[], Any]], repeats: int, inner: int) -> dict[str, float]:
     """Best time of each call in ms, interleaved so that noise falls on all alike."""
     times = {name: float("inf") for name in calls}
     for _ in range(repeats):
@@ -147,14 +143,12 @@ def measure(
     name: str, agent: Any, env: str = "Pendulum-v1", repeats: int = 10, inner: int = 30
 ) -> tuple[Row, dict[str, float]]:
     """Floor, update and whole agent step of one algorithm in one interleaved run."""
-    from dataclasses import replace as change
-
     from maxinforl import envs
     from maxinforl.settings import Settings
     from maxinforl.training.loop import Trainer
 
     settings = Settings(algo=None, env=env, steps=100_000, update_ratio=float(agent.base.utd), capacity=100_000)
-    trainer = Trainer(agent, change(settings, action_repeat=1), envs.make_pool(env), 100_000)
+    trainer = Trainer(agent, replace(settings, action_repeat=1), envs.make_pool(env), 100_000)
     program, state = trainer.program, trainer.state.agent
     batches = blank_batch(program, program.updates, jax.random.key(1))
     learn = lambda s, b, key: update(agent, s, b, key, clock())
@@ -171,7 +165,7 @@ def measure(
     calls = {
         "floor": lambda: jax.block_until_ready(only(operands)),
         "update": one_update,
-        "step": lambda: trainer.advance() and None if False else _drop(trainer.advance()),
+        "step": trainer.advance,
         "matmul": matmul,
     }
     for call in calls.values():
@@ -181,7 +175,3 @@ def measure(
     total = sum(p.flop for p in found) / 1e9
     row = Row(name, times["floor"], times["update"], times["step"], total, 1)
     return row, {"matmul_gflops": gflop / times["matmul"] * 1e3}
-
-
-def _drop(_: Any) -> None:
-    return None

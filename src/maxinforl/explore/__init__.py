@@ -8,4 +8,16 @@ from maxinforl.explore.plain import Plain
 from maxinforl.explore.strategy import Strategy
 from maxinforl.explore.switch import Epsilon, Switch, Then
 
-__all__ = ["Eipo", "Epsilon", "Fixed", "IntrinsicSum", "MaxInfo", "Plain", "Strategy", "Switch", "Then", "Tied", "Tuned"]
+__all__ = [
+    "Eipo",
+    "Epsilon",
+    "Fixed",
+    "IntrinsicSum",
+    "MaxInfo",
+    "Plain",
+    "Strategy",
+    "Switch",
+    "Then",
+    "Tied",
+    "Tuned",
+]

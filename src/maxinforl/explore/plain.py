@@ -26,8 +26,6 @@ class Plain(Strategy):
         learner, metrics = self.base.critic_step(s.learner, batch, latents, key, clock)
         return Alone(learner), metrics, latents
 
-    def actor_step(
-        self, s: Alone, batch: Batch, latents: Latents, key: Array, clock: Clock
-    ) -> tuple[Alone, Metrics]:
+    def actor_step(self, s: Alone, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Alone, Metrics]:
         learner, metrics, _ = self.base.actor_step(s.learner, batch, latents, key, clock)
         return Alone(learner), metrics

@@ -35,9 +35,7 @@ class Strategy:
     def critic_step(self, s: Any, batch: Batch, key: Array, clock: Clock) -> tuple[Any, Metrics, Latents]:
         raise NotImplementedError  # pragma: no cover
 
-    def actor_step(
-        self, s: Any, batch: Batch, latents: Latents, key: Array, clock: Clock
-    ) -> tuple[Any, Metrics]:
+    def actor_step(self, s: Any, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Any, Metrics]:
         raise NotImplementedError  # pragma: no cover
 
     def model_step(self, s: Any, latents: Latents) -> tuple[Any, Metrics]:

@@ -13,6 +13,7 @@ from jax import Array
 
 from maxinforl.core.networks import MLP, stacked
 from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.optimizer import descend
 from maxinforl.core.types import Latents, LatentSpec, Metrics, stop
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
@@ -94,8 +95,7 @@ class Ensemble:
         y = self.target(model, inputs, e)
         outputs = model.outputs.update(y)
         grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), outputs(y))
-        change, opt = self.optimizer.update(grads, model.opt, model.members)  # type: ignore[arg-type]
-        members = optax.apply_updates(model.members, change)
+        members, opt = descend(self.optimizer, grads, model.opt, model.members)
         model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
         return model, {"explore/model_error": error}
 

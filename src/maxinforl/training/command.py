@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from maxinforl import files
 from maxinforl.agent import Agent, check_fit, load, plain_settings
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed
@@ -26,6 +22,11 @@ from maxinforl.training.run import Run, visited
 from maxinforl.training.store import CheckpointStore
 
 console = Console()
+
+
+def say(text: str) -> None:
+    """A line that is not broken where no terminal asks for it."""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
@@ -49,7 +50,7 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
         with RunLock(directory):
             finished = follow(agent, directory, StateRecorder() if settings.record_states else None)
         if not finished:
-            console.print(f"stopped at step {trainer.step}: continue with `maxinforl resume {directory}`")
+            say(f"stopped at step {trainer.step}: continue with `maxinforl resume {directory}`")
             return 75
     return 0
 
@@ -59,9 +60,9 @@ def describe(agent: Agent, directory: Path) -> None:
     assert trainer is not None
     memory = replay_bytes(trainer.pool, trainer.state.replay.rows) / 1e6
     ensemble = f", {s.uncertainty} ensemble" if hasattr(agent.strategy, "intrinsic") else ""
-    console.print(
-        f"[bold]{title(s)}[/] on [bold]{s.env}[/], seed {s.seed}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {directory}",
-        highlight=False,
+    say(
+        f"[bold]{title(s)}[/] on [bold]{s.env}[/], seed {s.seed}: {s.steps} steps{ensemble}, "
+        f"replay {memory:.1f} MB → {directory}"
     )
 
 
@@ -70,7 +71,10 @@ def optional_sinks(settings: Settings, directory: Path, dry: bool = False) -> li
     if dry:
         import importlib.util as modules
 
-        for name, wanted, module in (("tensorboard", settings.tensorboard, "tensorboardX"), ("wandb", settings.wandb, "wandb")):
+        for name, wanted, module in (
+            ("tensorboard", settings.tensorboard, "tensorboardX"),
+            ("wandb", settings.wandb, "wandb"),
+        ):
             if wanted and modules.find_spec(module) is None:
                 from maxinforl.errors import missing_extra
 
@@ -83,14 +87,14 @@ def optional_sinks(settings: Settings, directory: Path, dry: bool = False) -> li
     return sinks
 
 
-def follow(agent: Agent, directory: Path, recorder: StateRecorder | None) -> bool:
+def follow(agent: Agent, directory: Path, recorder: StateRecorder | None, store: CheckpointStore | None = None) -> bool:
     """Trains to the end with a bar, then shows the table, the curve and the states; False when stopped before."""
     trainer = agent.trainer
     assert trainer is not None
     settings = agent.settings
     bar = Progress(settings.steps, trainer.step, console=console)
     run = Run(
-        trainer, bar, agent._evaluator(settings), directory, {}, optional_sinks(settings, directory), recorder
+        trainer, bar, agent._evaluator(settings), directory, {}, optional_sinks(settings, directory), recorder, store
     )
     try:
         outcome = run.until(settings.steps)
@@ -119,7 +123,7 @@ def show(agent: Agent, directory: Path) -> None:
         order, states = visited(trainer)
         phase_picture(directory / "phase.png", settings.env, order, states)
     pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]
-    console.print(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
+    say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
 
 def resume(directory: Path) -> int:
@@ -130,7 +134,7 @@ def resume(directory: Path) -> int:
     for place in places:
         with RunLock(place):
             if not resume_one(place):
-                console.print(f"stopped: continue with `maxinforl resume {directory}`")
+                say(f"stopped: continue with `maxinforl resume {directory}`")
                 return 75
     return 0
 
@@ -144,33 +148,36 @@ def resume_one(directory: Path) -> bool:
     store = CheckpointStore(directory / "checkpoints", settings.keep)
     saved = store.load() if store.steps() else None
     if saved is not None and saved.step >= settings.steps:
-        console.print(f"{directory} is finished: {saved.step} of {settings.steps} steps")
+        say(f"{directory} is finished: {saved.step} of {settings.steps} steps")
         return True
     trainer = agent._trainer(settings.steps)
     log = RunFiles(directory)
     recorder = StateRecorder() if settings.record_states else None
     if saved is None:
         log.cut_back(-1)
-        console.print(f"{directory} has no checkpoint yet: starting again from step 0")
+        say(f"{directory} has no checkpoint yet: starting again from step 0")
     else:
         for sentence in (*saved.warnings, *saved.drift, checkpoint.restore(trainer, saved)):
             if sentence:
-                console.print(f"[yellow]{sentence}[/]", highlight=False)
+                say(f"[yellow]{sentence}[/]")
         log.cut_back(saved.step)
         if recorder is not None and (directory / "states.npz").exists():
             recorder = StateRecorder.load(directory / "states.npz", saved.step)
-        console.print(f"resuming {directory} at step {saved.step} of {settings.steps}")
-    return follow(agent, directory, recorder)
+        say(f"resuming {directory} at step {saved.step} of {settings.steps}")
+    return follow(agent, directory, recorder, store)
 
 
 def evaluate(directory: Path, episodes: int) -> int:
     """Deterministic episodes of a trained agent, printed and kept as evaluation.json."""
     agent = load(directory)
     result = agent.evaluate(episodes)
-    numbers = {"episodes": episodes, "mean_return": float(result.returns.mean()), "std_return": float(result.returns.std())}
-    console.print(
+    numbers = {
+        "episodes": episodes,
+        "mean_return": float(result.returns.mean()),
+        "std_return": float(result.returns.std()),
+    }
+    say(
         f"{title(agent.settings)} on {agent.settings.env}: return {numbers['mean_return']:.1f} "
-        f"± {numbers['std_return']:.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}",
-        highlight=False,
+        f"± {numbers['std_return']:.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}"
     )
     return 0

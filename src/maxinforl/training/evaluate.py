@@ -40,7 +40,9 @@ class Evaluator:
         self.envs, self.seed, self.stack = envs, seed, stack
         self.native = rescale(envs[0].action_space)  # type: ignore[arg-type]
 
-    def __call__(self, act: Callable[[np.ndarray], np.ndarray], index: int, watch: Callable | None = None) -> Evaluation:
+    def __call__(
+        self, act: Callable[[np.ndarray], np.ndarray], index: int, watch: Callable | None = None
+    ) -> Evaluation:
         """Evaluation number `index`: its episodes have seeds of their own. `watch(env)` sees lane 0 after each step."""
         resets = [e.reset(seed=episode_seed(self.seed + EVALUATION, i, index))[0] for i, e in enumerate(self.envs)]
         stack = Stack(np.stack(resets), self.stack)

@@ -38,7 +38,8 @@ class RunFiles:
         r = result.returns
         numbers = (r.mean(), r.std(), r.min(), r.max(), result.lengths.mean())
         files.append_line(
-            self.evals, ",".join([str(step), str(env_step), str(seed), *(f"{float(n)!r}" for n in numbers), str(len(r))])
+            self.evals,
+            ",".join([str(step), str(env_step), str(seed), *(f"{float(n)!r}" for n in numbers), str(len(r))]),
         )
 
     def cut_back(self, step: int) -> None:
@@ -104,7 +105,10 @@ class Window:
         """Everything a log line says, and a fresh window."""
         line = {"rollout/episodes": float(self.finished)}
         if len(self.returns):
-            line |= {"rollout/ep_rew_mean": float(self.returns.mean()), "rollout/ep_len_mean": float(self.lengths.mean())}
+            line |= {
+                "rollout/ep_rew_mean": float(self.returns.mean()),
+                "rollout/ep_len_mean": float(self.lengths.mean()),
+            }
         if self.count:
             line |= {name: float(value) for name, value in zip(names, self.total / self.count)}
         self.count = 0

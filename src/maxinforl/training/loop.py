@@ -52,7 +52,8 @@ def check_memory(pool: EnvPool, rows: int) -> int:
     needed, there = replay_bytes(pool, rows), available_memory()
     if there is not None and needed > 0.9 * there:
         raise BadInput(
-            f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or --image-size"
+            f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or "
+            "--image-size"
         )
     return needed
 
@@ -108,6 +109,7 @@ class Trainer:
         """Steps the environments, then inserts, learns and chooses the next actions; returns where they are now."""
         if self.action is None:
             self.begin()
+        assert self.action is not None
         transition = self.pool.step(self.action)
         self.step += self.pool.num_envs
         if self.step < (self.settings.learning_starts or 0):
@@ -116,7 +118,7 @@ class Trainer:
             self.state, action, metrics = self.program.step(self.state, transition)
             self.window.add(np.array(metrics))
         self.action = np.array(action)
-        for lane, ret, length in self.pool.finished:
+        for _, ret, length in self.pool.finished:
             self.window.episode(ret, length)
         self.pool.finished.clear()
         return transition.obs

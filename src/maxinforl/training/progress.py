@@ -6,7 +6,8 @@ import sys
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from maxinforl.training.evaluate import Evaluation
 
@@ -45,7 +46,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, soft_wrap=True)
 
     def step(self, step: int) -> None:
         now = time.monotonic()

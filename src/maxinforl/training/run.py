@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,12 @@ class Run:
     meta: dict[str, Any] = field(default_factory=dict)
     extra_sinks: list[Sink] = field(default_factory=list)
     recorder: StateRecorder | None = None
+    store: CheckpointStore | None = None  # the one a resumed run was loaded from
 
     def __post_init__(self):
         self.files = RunFiles(self.directory) if self.directory else None
-        self.store = (
-            CheckpointStore(self.directory / "checkpoints", self.trainer.settings.keep) if self.directory else None
-        )
+        if self.directory and self.store is None:
+            self.store = CheckpointStore(self.directory / "checkpoints", self.trainer.settings.keep)
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
         self.outcome, self.watch = Outcome(), Stopwatch()
 
@@ -121,6 +120,3 @@ def visited(trainer: Trainer, most: int = 20_000) -> tuple[np.ndarray, np.ndarra
     order = np.arange(max(0, head - rows + 1), head + 1)
     order = order[:: max(1, len(order) // most)]
     return order, np.array(replay.obs[0, order % rows])
-
-
-Watch = Callable[[Any], None]

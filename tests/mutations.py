@@ -1,0 +1,359 @@
+"""Do the tests bite? Apply one small mistake at a time to a copy of the sources and see whether a test fails.
+
+    python tests/mutations.py                 # all of them (about twenty minutes), a table, exit code 1 if any survives
+    python tests/mutations.py --only 3 17     # some of them
+    python tests/mutations.py --list
+
+The working tree is never touched. Each mutation names the tests that are expected to catch it. A pattern that no
+longer occurs exactly once in its file is an error: the mutation must follow the code (tests/test_mutations.py checks).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "maxinforl"
+
+REFERENCE, LEARNER, EXPLORE, LAWS = (f"tests/test_core_{n}.py" for n in ("reference", "learner", "explore", "laws"))
+PARTS, INTRINSIC, REPLAY = (f"tests/test_core_{n}.py" for n in ("parts", "intrinsic", "replay"))
+SAC = f"{REFERENCE}::test_sac_update_is_the_specification"
+MAXINFO = f"{REFERENCE}::test_maxinfo_update_is_the_specification"
+SUM = f"{REFERENCE}::test_intrinsic_sum_update_is_the_specification"
+EIPO = f"{REFERENCE}::test_eipo_update_is_the_specification"
+SWITCH = f"{REFERENCE}::test_switch_update_is_the_specification"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def apply(self, text: str) -> str:
+        if text.count(self.old) != 1:
+            raise LookupError(f"'{self.what}': the pattern occurs {text.count(self.old)} times in {self.file}")
+        return text.replace(self.old, self.new)
+
+
+def m(what: str, file: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(what, file, old, new, tests)
+
+
+LEARN = "core/actor_critic.py"
+
+CORE = [
+    # ------------------------------------------------------------ targets
+    m("gamma around the reward as well", LEARN,
+      "b.reward + b.discount * v for b, v", "b.discount * (b.reward + v) for b, v", SAC),
+    m("gain outside gamma's bracket", LEARN,
+      "values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0]",
+      "values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0] / jnp.maximum(backups[0].discount, 1e-3)",
+      MAXINFO),
+    m("gain of the state instead of the next one", LEARN,
+      "shaping.bonus(latents.next_z, actions[0])", "shaping.bonus(latents.z, actions[0])", MAXINFO),
+    m("entropy missing in the target", LEARN,
+      "values[shaping.entropy] - self.temperature(s) * logps[shaping.entropy]", "values[shaping.entropy]", SAC),
+    m("maximum of the target critics", LEARN, "return q.min(1), a, logp", "return q.max(1), a, logp", SAC),
+    m("target from the fast critics", LEARN,
+      "lambda leaf: leaf[channels], s.slow.critic.heads)", "lambda leaf: leaf[channels], s.params.critic.heads)", SAC),
+    m("target action from the slow policy", LEARN,
+      "self.policy.sample(self.pi(s.params.actor, features), k_action, self.sigma(s, clock))",
+      "self.policy.sample(self.pi(s.slow.actor, features), k_action, self.sigma(s, clock))", SAC),
+    m("gradient through the target", LEARN,
+      "return stop(jnp.stack([b.reward", "return (jnp.stack([b.reward", f"{LEARNER}::test_targets_are_constants"),
+    m("loss summed over critics", LEARN,
+      "jnp.square(q - y[:, None]).mean((1, 2)).sum()", "jnp.square(q - y[:, None]).mean(2).sum()", SAC),
+    # ------------------------------------------------------------ slow networks
+    m("stale target critic", LEARN,
+      "slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)",
+      "slow = Slow(s.slow.critic, s.slow.actor)", SAC),
+    m("target critic lags one update more", LEARN,
+      "polyak(s.slow.critic, critic, self.tau)", "polyak(s.slow.critic, s.params.critic, self.tau)", SAC),
+    m("stale target policy", LEARN,
+      "slow = Slow(s.slow.critic, polyak(s.slow.actor, actor, self.tau))", "slow = s.slow", MAXINFO),
+    m("tau on the wrong side", LEARN,
+      "(1 - tau) * s + tau * f, slow, fast", "tau * s + (1 - tau) * f, slow, fast",
+      f"{PARTS}::test_polyak_moves_the_slow_tree_by_tau"),
+    # ------------------------------------------------------------ improvement
+    m("actor reads the slow critics", LEARN,
+      "self.read(self.q(s.params.critic, features, a, k_dropout))",
+      "self.read(self.q(s.slow.critic, features, a, k_dropout))", SAC),
+    m("actor reads the mean", LEARN,
+      'return q.min(1) if self.reading == "min" else q.mean(1)', "return q.mean(1)", SAC),
+    m("entropy's sign in the actor", LEARN,
+      "objective = objective - shaping.weight[shaping.entropy] * alpha * logp",
+      "objective = objective + shaping.weight[shaping.entropy] * alpha * logp", SAC),
+    m("no gradient through the gain", LEARN,
+      "objective = objective + bonus", "objective = objective + stop(bonus)", MAXINFO),
+    m("target entropy's sign", LEARN,
+      "-float(batch.action.shape[-1])", "float(batch.action.shape[-1])", SAC),
+    m("behaviour without noise", LEARN,
+      'return self.policy.act(out, key, self.sigma(s, clock, "acting"))', "return self.policy.mode(out)",
+      f"{LEARNER}::test_acting_samples_the_policy"),
+    # ------------------------------------------------------------ order of one update
+    m("model before actor", "core/update.py",
+      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n"
+      "    state, model = agent.model_step(state, latents)\n",
+      "    state, model = agent.model_step(state, latents)\n"
+      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n", MAXINFO),
+    m("actor before critic", "core/update.py",
+      "    state, metrics, latents, batch, at = evaluate(state, last, count - 1)\n"
+      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n",
+      "    _, metrics, latents, batch, at = evaluate(state, last, count - 1)\n"
+      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n"
+      "    state = evaluate(state, last, count - 1)[0]\n", SAC),
+    m("model trained once per round", "core/update.py",
+      "return agent.model_step(state, latents)[0], None", "return state, None",
+      f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"),
+    m("one key for all critic steps of a round", "core/update.py",
+      "jax.random.fold_in(k_critic, i), at)", "jax.random.fold_in(k_critic, 0), at)",
+      f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"),
+    m("one batch for all rounds", "core/update.py",
+      "batches = draw(jax.random.fold_in(k_sample, i))", "batches = draw(k_sample)",
+      f"{LAWS}::test_scanned_updates_are_single_ones"),
+    m("learn first, insert later", "core/update.py",
+      "s, metrics = self.learn(self.insert(s, t))\n", "s, metrics = self.learn(s)\n            s = self.insert(s, t)\n",
+      f"{LAWS}::test_a_step_inserts_then_learns_then_acts"),
+    m("the same noise at every step", "core/update.py",
+      "jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 0)", "jax.random.fold_in(stream(s.seed, STEP, 0), 0)",
+      f"{LAWS}::test_clocks_metrics_and_warm_up"),
+    # ------------------------------------------------------------ parts
+    m("a multiplier's sign", "core/multiplier.py",
+      "slack = stop(jnp.mean(value) - jnp.mean(jnp.asarray(target)))",
+      "slack = stop(jnp.mean(jnp.asarray(target)) - jnp.mean(value))",
+      f"{PARTS}::test_a_multiplier_falls_while_its_value_is_above_the_target"),
+    m("a multiplier's gradient times its value", "core/multiplier.py",
+      "self.optimizer.update(slack, m.opt)", "self.optimizer.update(slack * jnp.exp(m.log), m.opt)",
+      f"{PARTS}::test_the_gradient_of_a_multiplier_is_the_slack_itself"),
+    m("a multiplier without bounds", "core/multiplier.py",
+      "jnp.exp(jnp.clip(m.log, jnp.log(LOW), jnp.log(HIGH)))", "jnp.exp(m.log)",
+      f"{PARTS}::test_a_multiplier_is_clipped_in_value_and_not_in_gradient"),
+    m("log-probability without the tanh", "core/policies.py",
+      "(log_normal - log_slope).sum(-1)", "log_normal.sum(-1)",
+      f"{PARTS}::test_log_probability_is_that_of_the_squashed_gaussian"),
+    m("noise of a deterministic policy not clipped", "core/policies.py",
+      "noise = jnp.clip(sigma * jax.random.normal(key, out.shape), -self.clip, self.clip)",
+      "noise = sigma * jax.random.normal(key, out.shape)",
+      f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"),
+    m("no gradient where the action saturates", "core/policies.py",
+      "return action + stop(jnp.clip(action, -1, 1) - action), ", "return jnp.clip(action, -1, 1), ",
+      f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"),
+    m("statistics pass a gradient", "core/normalizer.py",
+      "        x = stop(x)\n", "", f"{PARTS}::test_statistics_are_constants_to_every_gradient"),
+    m("statistics forget that the mean moved", "core/normalizer.py",
+      "(self.std**2 + (self.mean - mean) ** 2)", "self.std**2",
+      f"{PARTS}::test_normalizer_equals_the_statistics_of_everything_seen"),
+    m("no floor under the deviation", "core/normalizer.py",
+      "std = jnp.maximum(jnp.sqrt(spread / count), FLOOR)", "std = jnp.sqrt(spread / count)",
+      f"{PARTS}::test_normalizer_floor_and_cap"),
+    # ------------------------------------------------------------ replay
+    m("termination bootstraps", "replay.py",
+      "return Backup(reward, discount * bootstrap, ", "return Backup(reward, discount, ", REPLAY),
+    m("truncation does not bootstrap", "replay.py",
+      "self.end[lane, last % self.rows] != TERMINATED", "self.end[lane, last % self.rows] == 0", REPLAY),
+    m("n-step returns run past a truncation", "replay.py",
+      "going = going & (self.end[lane, at] == 0) &", "going = going & (self.end[lane, at] != TERMINATED) &", REPLAY),
+    m("n-step returns run past the newest transition", "replay.py",
+      " & (row + j != newest)", "", REPLAY),
+    m("gamma**n even where fewer rewards were summed", "replay.py",
+      "discount = jnp.where(going, discount * gamma, discount)", "discount = discount * gamma", REPLAY),
+    m("rewards not discounted within the return", "replay.py",
+      "jnp.where(going, discount * self.reward[lane, at], 0)", "jnp.where(going, self.reward[lane, at], 0)", REPLAY),
+    m("bootstrap from the state itself", "replay.py",
+      "self.frames(lane, last + 1))", "self.frames(lane, last))", REPLAY),
+    m("a start leaves one row late", "replay.py",
+      "oldest, popped = head - rows + self.stack - 1, self.popped",
+      "oldest, popped = head - rows + self.stack - 2, self.popped", REPLAY),
+    m("a start leaves one row early", "replay.py",
+      "oldest, popped = head - rows + self.stack - 1, self.popped",
+      "oldest, popped = head - rows + self.stack, self.popped", REPLAY),
+    m("the last observation gives way to the next first", "replay.py",
+      "self.head + 1 + (ended > 0), self.head)", "self.head + 1, self.head)", REPLAY),
+    m("resets count as transitions", "replay.py", "self.pushed + t.valid,", "self.pushed + 1,", REPLAY),
+    m("the newest transition is never drawn", "replay.py",
+      "jax.random.randint(key, shape, 0, bound[-1])", "jax.random.randint(key, shape, 0, bound[-1] - 1)", REPLAY),
+    m("frame stacks cross a reset", "replay.py",
+      "back = jnp.minimum(jnp.arange(self.stack)[::-1], age[..., None])",
+      "back = jnp.arange(self.stack)[::-1]", REPLAY),
+]  # fmt: skip
+
+ALGORITHMS = [
+    # ------------------------------------------------------------ information gain and its relatives
+    m("variance over the batch", "intrinsic/ensemble.py",
+      "(x - stop(x[:1])).var(0, ddof=ddof)",
+      "jnp.broadcast_to((x - stop(x[:1])).var(1, ddof=ddof).mean(0), x.shape[1:])",
+      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand", MAXINFO),
+    m("sample variance in the information gain", "intrinsic/info_gain.py",
+      "jnp.log1p(variance(mean) / noise)", "jnp.log1p(variance(mean, 1) / noise)",
+      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"),
+    m("noise not squared", "intrinsic/info_gain.py",
+      "noise = self.noise**2 if", "noise = self.noise if",
+      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"),
+    m("population deviation in the disagreement", "intrinsic/ensemble.py",
+      "square = variance(x, ddof=1)", "square = variance(x)", f"{INTRINSIC}::test_disagreement_of_a_case_made_by_hand"),
+    m("a square root without a gradient at 0", "intrinsic/ensemble.py",
+      "jnp.sqrt(jnp.where(apart, square, 1.0))", "jnp.sqrt(square)",
+      f"{INTRINSIC}::test_members_that_agree_score_zero_with_a_finite_gradient"),
+    m("gradient into the model that is asked", "intrinsic/ensemble.py",
+      "self.predict(stop(model.members),", "self.predict(model.members,",
+      f"{INTRINSIC}::test_a_model_is_a_constant_to_those_who_ask_it"),
+    m("targets normalised with the statistics before", "intrinsic/ensemble.py",
+      "(model.members, inputs(x), outputs(y))", "(model.members, model.inputs(x), model.outputs(y))",
+      f"{INTRINSIC}::test_statistics_contain_the_batch_before_it_is_normalised"),
+    m("the model predicts the next state", "intrinsic/ensemble.py",
+      "e.next_z - e.z if model.delta else e.next_z", "e.next_z", f"{INTRINSIC}::test_targets_of_states_and_of_latents"),
+    m("blocks weigh by their width", "intrinsic/ensemble.py",
+      "part.mean(-1) for part", "part.sum(-1) for part", f"{INTRINSIC}::test_disagreement_of_a_case_made_by_hand"),
+    m("curiosity in raw units", "intrinsic/curiosity.py",
+      "model.outputs(self.target(model, model.inputs, e))", "self.target(model, model.inputs, e)",
+      f"{INTRINSIC}::test_curiosity_of_a_case_made_by_hand"),
+    m("the random network is trained", "intrinsic/ensemble.py",
+      "members=members, opt=opt, inputs=inputs, outputs=outputs)",
+      "members=members, opt=opt, inputs=inputs, outputs=outputs,\n"
+      "                        frozen=jax.tree.map(lambda x: 0.999 * x, model.frozen))",
+      f"{INTRINSIC}::test_the_random_network_is_never_trained_and_its_predictors_come_to_agree"),
+    # ------------------------------------------------------------ MaxInfo
+    m("the actor standardises with old statistics", "explore/maxinfo.py",
+      "return alpha2 * scale(raw), (scale, raw)", "return alpha2 * s.scale(raw), (scale, raw)", MAXINFO),
+    m("statistics without the target policy's gains", "explore/maxinfo.py",
+      "s.scale.update(jnp.concatenate([raw, slow_raw]))", "s.scale.update(raw)", MAXINFO),
+    m("the critic's gain is not standardised", "explore/maxinfo.py",
+      "alpha2 * s.scale(self.intrinsic.score(s.model, z, a))", "alpha2 * self.intrinsic.score(s.model, z, a)", MAXINFO),
+    m("the target policy shares the policy's noise", "explore/maxinfo.py",
+      "jax.random.fold_in(key, 1), clock)", "jax.random.split(key)[0], clock)",
+      f"{LEARNER}::test_target_policy_and_policy_draw_their_own_noise"),
+    m("the base's key does not pass untouched", "explore/maxinfo.py",
+      "self.learner.critic_step(s.learner, batch, latents, key, clock, shaping)",
+      "self.learner.critic_step(s.learner, batch, latents, jax.random.fold_in(key, 9), clock, shaping)",
+      f"{LAWS}::test_maxinfo_without_weight_is_sac_bit_for_bit"),
+    m("alpha2 after its own step in the actor", "explore/maxinfo.py",
+      "weight = self.weight.step(s.weight, scale(raw), held_at)",
+      "weight = self.weight.step(s.weight, held_at, scale(raw))",
+      f"{LEARNER}::test_alpha2_rises_iff_the_policy_gathers_less_than_the_target_policy"),
+    m("mask on the gain's own critic", "explore/maxinfo.py",
+      "(batch.one if self.episodic else batch.endless)", "batch.one",
+      f"{REFERENCE}::test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic"),
+    # ------------------------------------------------------------ REDQ and OAC
+    m("a subset of two equal critics", LEARN,
+      "(self.subset,), replace=False)", "(self.subset,), replace=True)",
+      f"{LEARNER}::test_two_distinct_target_critics_per_update"),
+    m("optimism's norm over the batch", "core/optimism.py",
+      "(gradient**2 * var).sum(-1, keepdims=True)", "(gradient**2 * var).sum()",
+      f"{PARTS}::test_optimism_treats_rows_independently_and_is_nothing_without_cause"),
+    m("optimism without the variance", "core/optimism.py",
+      "self.shift * var * gradient / norm", "self.shift * gradient / norm",
+      f"{PARTS}::test_optimism_shifts_by_a_fixed_divergence"),
+    m("optimism that fears the spread", "core/optimism.py",
+      "value.mean(0) + self.beta *", "value.mean(0) - self.beta *",
+      f"{PARTS}::test_optimism_follows_the_upper_bound"),
+    m("optimism in evaluation", LEARN,
+      "        if not explore:\n            return self.policy.mode(out)\n        if self.optimism is not None:\n"
+      "            out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])\n",
+      "        if self.optimism is not None:\n"
+      "            out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])\n"
+      "        if not explore:\n            return self.policy.mode(out)\n",
+      f"{LEARNER}::test_evaluation_is_tanh_of_the_mean_and_draws_nothing"),
+    # ------------------------------------------------------------ intrinsic sum and EIPO
+    m("lambda's sign", "explore/eipo.py",
+      "self.weight.step(mixed.weight, mixture.value[0], alone.value[0])",
+      "self.weight.step(mixed.weight, alone.value[0], mixture.value[0])",
+      f"{EXPLORE}::test_lambda_holds_the_task_value_at_the_greedy_agents"),
+    m("lambda multiplies the intrinsic value", "explore/intrinsic_sum.py",
+      "(1.0, 1.0 / self.weight.value(s.weight))", "(1.0, self.weight.value(s.weight))", EIPO),
+    m("mask on the intrinsic critic", "explore/intrinsic_sum.py",
+      "batch.endless._replace(reward=reward)", "batch.one._replace(reward=reward)", SUM),
+    m("entropy on the task's channel", "explore/intrinsic_sum.py", "entropy=1)", "entropy=0)", SUM),
+    m("the greedy agent has entropy", "explore/eipo.py", "GREEDY = Shaping(entropy=None)", "GREEDY = Shaping()", EIPO),
+    m("the greedy agent acts", "explore/eipo.py", "return self.mixed.learner", "return self.greedy",
+      f"{EXPLORE}::test_the_greedy_agent_has_no_entropy_and_never_acts"),
+    m("the intrinsic reward's statistics updated before use", "explore/intrinsic_sum.py",
+      "self.shaping(s, batch, s.scale(raw))", "self.shaping(s, batch, s.scale.update(raw)(raw))", SUM),
+    m("statistics of standardised rewards", "explore/intrinsic_sum.py",
+      "scale=s.scale.update(raw))", "scale=s.scale.update(s.scale(raw)))", SUM),
+    # ------------------------------------------------------------ switch
+    m("a switch inside a round", "explore/switch.py",
+      "turn = clock.step // self.schedule.period", "turn = clock.step // (self.schedule.period // 2 + 1)",
+      f"{EXPLORE}::test_the_mode_is_constant_within_a_round"),
+    m("epsilon below zero", "explore/switch.py", "jnp.maximum(0.0, (self.start", "jnp.maximum(-9.0, (self.start",
+      f"{EXPLORE}::test_epsilon_falls_linearly_and_stops_at_zero"),
+    m("explore one step longer", "explore/switch.py",
+      "(remaining > 1 - self.fraction)", "(remaining >= 1 - self.fraction)",
+      f"{EXPLORE}::test_explore_then_exploit_switches_once_at_a_quarter"),
+    m("the curious agent never ends", "explore/switch.py",
+      "batch.one._replace(reward=reward)", "batch.endless._replace(reward=reward)", SWITCH),
+    m("the curious agent learns the task", "explore/switch.py",
+      "Shaping(backup=(batch.one._replace(reward=reward),))", "Shaping(backup=(batch.one,))",
+      f"{EXPLORE}::test_the_curious_agent_knows_nothing_of_the_reward"),
+    m("the curious agent is evaluated", "explore/switch.py",
+      "        if not explore:\n            return task\n", "",
+      f"{EXPLORE}::test_who_acts_is_who_the_schedule_says"),
+]  # fmt: skip
+
+MUTATIONS = CORE + ALGORITHMS
+
+
+def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
+    """Exit code and the end of the output of the tests against the sources in a directory."""
+    cache = os.environ.get("MAXINFORL_MUTATION_CACHE", str(Path(tempfile.gettempdir()) / "maxinforl-mutation-cache"))
+    more = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": cache}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True)
+    return done.returncode, (done.stdout + done.stderr)[-2000:]
+
+
+def judge(mutation: Mutation, source: Path) -> str:
+    """caught, survived or error; the copy is as it was afterwards."""
+    path = source / "maxinforl" / mutation.file
+    kept = path.read_text()
+    try:
+        path.write_text(mutation.apply(kept))
+        code, output = pytest(mutation.tests, source)
+    except LookupError as error:
+        return f"error: {error}"
+    finally:
+        path.write_text(kept)
+    return {0: "SURVIVED", 1: "caught"}.get(code, f"error: pytest ended with {code}: {output}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the mutations to try")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--no-baseline", action="store_true", help="do not first run the tests unchanged")
+    asked = parser.parse_args()
+    chosen = [(i, x) for i, x in enumerate(MUTATIONS, 1) if asked.only is None or i in asked.only]
+    if asked.list:
+        for i, x in chosen:
+            print(f"{i:3}  {x.file:28} {x.what}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="maxinforl-mutations-") as directory:
+        source = Path(directory)
+        shutil.copytree(PACKAGE, source / "maxinforl", ignore=shutil.ignore_patterns("__pycache__"))
+        if not asked.no_baseline:
+            code, output = pytest(tuple(sorted({t for _, x in chosen for t in x.tests})), source)
+            if code != 0:
+                print(f"the tests do not pass unchanged:\n{output}")
+                return 1
+        verdicts = []
+        for i, x in chosen:
+            began = time.monotonic()
+            verdicts.append(judge(x, source))
+            print(f"{i:3}  {verdicts[-1]:9} {time.monotonic() - began:5.0f} s  {x.file:28} {x.what}", flush=True)
+    caught = verdicts.count("caught")
+    print(f"{caught} of {len(verdicts)} caught")
+    return 0 if caught == len(verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
