@@ -134,7 +134,7 @@ CORE = [
       "slack = stop(jnp.mean(jnp.asarray(target)) - jnp.mean(value))",
       f"{PARTS}::test_a_multiplier_falls_while_its_value_is_above_the_target"),
     m("a multiplier's gradient times its value", "core/multiplier.py",
-      "self.optimizer.update(slack, m.opt)", "self.optimizer.update(slack * jnp.exp(m.log), m.opt)",
+      "descend(self.optimizer, slack, m.opt, m.log)", "descend(self.optimizer, slack * jnp.exp(m.log), m.opt, m.log)",
       f"{PARTS}::test_the_gradient_of_a_multiplier_is_the_slack_itself"),
     m("a multiplier without bounds", "core/multiplier.py",
       "jnp.exp(jnp.clip(m.log, jnp.log(LOW), jnp.log(HIGH)))", "jnp.exp(m.log)",

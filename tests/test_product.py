@@ -13,11 +13,12 @@ import pytest
 from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, small
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES, Algo, algorithm, compose, with_uncertainty
 from maxinforl.config import from_plain, override, to_plain
+from maxinforl.core.optimism import Optimism
 from maxinforl.core.types import Clock
 from maxinforl.core.update import update
 from maxinforl.errors import BadInput
 from maxinforl.explore import Fixed, MaxInfo, Plain, Switch, Then, Tied, Tuned
-from maxinforl.intrinsic import InfoGain
+from maxinforl.intrinsic import RND, Disagreement, InfoGain
 
 VECTORS = [name for name, base in BASES.items() if not base.encoder.pixels]  # images: tests/test_pixels_*.py
 GUIDED = [name for name in STRATEGIES if name != "none"]
@@ -124,6 +125,16 @@ def test_a_combination_learns_and_acts_with_finite_numbers(parts):
         (lambda: algorithm("max-info-sac"), "did you mean 'maxinfo-sac'"),
         (lambda: MaxInfo(BASES["ddpg"], weight=Tied()), "deterministic policy"),
         (lambda: Tuned(start=0.0), "use Fixed for 0"),
+        (lambda: replace(BASES["ddpg"], optimism=Optimism()), "deterministic"),
+        (lambda: replace(BASES["sac"], critics=0), "base.critics must be at least 1"),
+        (lambda: replace(BASES["sac"], hidden=(16, 0)), "base.hidden must be at least 1"),
+        (lambda: replace(BASES["sac"], gamma=1.5), "base.gamma"),
+        (lambda: replace(BASES["sac"], lr=float("nan")), "base.lr"),
+        (lambda: replace(BASES["sac"], reading="max"), "unknown base.reading 'max'"),
+        (lambda: Disagreement(members=1), "at least 2 members"),
+        (lambda: InfoGain(noise=0.0), "noise"),
+        (lambda: InfoGain(aggregate="avg"), "unknown aggregate 'avg'"),
+        (lambda: RND(activation="relo"), "did you mean 'relu'"),
         (lambda: Fixed(-1.0), "not negative"),
         (lambda: with_uncertainty(algorithm("maxinfo-sac"), "heavy"), "unknown uncertainty"),
     ],

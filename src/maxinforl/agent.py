@@ -100,7 +100,8 @@ class Agent:
                 )
                 return None
             return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
-        lanes = [envs.make(source, **env_options(settings)) for _ in range(settings.eval_episodes)]
+        modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
+        lanes = [envs.make(source, **env_options(settings), render_mode=mode) for mode in modes]
         return Evaluator(lanes, settings.seed, self.stack)  # type: ignore[arg-type]
 
     def evaluate(self, episodes: int = 10) -> Evaluation:

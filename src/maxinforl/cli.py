@@ -167,7 +167,7 @@ def settings_from(args: argparse.Namespace) -> Any:
         table = table.get("settings", table)
     base = read_settings(table)
     given = {f.name: getattr(args, f.name) for f in fields(Settings)}
-    given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v not in (None, False)}
+    given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
     if "algo" in given:
         base = (
             replace(base, base=None, explore=None, intrinsic=None)

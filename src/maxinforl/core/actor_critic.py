@@ -22,6 +22,7 @@ from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.core.schedules import Linear
 from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shaping, Spec, stop
+from maxinforl.errors import BadInput, unknown
 
 
 class Actor(eqx.Module):
@@ -80,6 +81,18 @@ class ActorCritic:
     noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
     optimism: Optimism | None = None  # of the behaviour (OAC)
     plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)
+
+    def __post_init__(self):
+        counts = {n: getattr(self, n) for n in ("critics", "subset", "channels", "utd", "nstep")}
+        for name, count in counts.items() | {("hidden", width) for width in self.hidden}:
+            if count < 1:
+                raise BadInput(f"base.{name} must be at least 1, not {count}")
+        if not (0 <= self.gamma <= 1 and 0 <= self.dropout < 1 and 0 < self.tau <= 1 and self.lr > 0):
+            raise BadInput("base.gamma, base.dropout and base.tau must lie between 0 and 1, and base.lr above 0")
+        if self.reading not in ("min", "mean"):
+            raise unknown("base.reading", self.reading, ("min", "mean"))
+        if self.optimism is not None and not isinstance(self.policy, SquashedGaussian):
+            raise BadInput("optimism moves the mean of a random policy: it cannot join a deterministic one")
 
     @property
     def optimizer(self):

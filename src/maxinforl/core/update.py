@@ -49,6 +49,15 @@ def update(agent: Any, state: Any, batches: Batch, key: Array, now: Clock) -> tu
     return state, metrics | more | model
 
 
+def kept_finite(old: Any, fresh: Any, metrics: Metrics) -> tuple[Any, Metrics]:
+    """The fresh state where all of it is finite, else the old one, with the share of updates that were skipped."""
+    floats = [leaf for leaf in jax.tree.leaves((fresh, metrics)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    good = jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all()
+    state = jax.tree.map(lambda o, f: jnp.where(good, f, o), old, fresh)
+    metrics = {name: jnp.where(good, value, 0.0) for name, value in metrics.items()}
+    return state, metrics | {"train/skipped": 1.0 - good}
+
+
 class TrainState(eqx.Module):
     """All that training is: with several seeds every leaf but the clock has a leading axis of seeds."""
 
@@ -70,6 +79,7 @@ class Program:
     batch_size: int = 256
     updates: int = 1  # critic updates per dispatch: environments x update ratio
     seeds: int | None = None  # None: one seed, no seed axis
+    skip_nan: bool = False  # whether an update with a number that is not finite is undone and counted
 
     @cached_property
     def traces(self) -> Counter[str]:
@@ -122,7 +132,8 @@ class Program:
         def one(carry, i):
             agent, now = carry
             batches = draw(jax.random.fold_in(k_sample, i))
-            agent, metrics = update(self.agent, agent, batches, jax.random.fold_in(k_update, i), now)
+            fresh, metrics = update(self.agent, agent, batches, jax.random.fold_in(k_update, i), now)
+            agent, metrics = kept_finite(agent, fresh, metrics) if self.skip_nan else (fresh, metrics)
             return (agent, now._replace(update=now.update + each)), metrics
 
         if self.rounds == 1:

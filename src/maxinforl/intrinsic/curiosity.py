@@ -17,6 +17,7 @@ class Curiosity(Ensemble):
     """Squared error of the mean prediction within a block, summed over blocks; needs the observed next state."""
 
     scores_actions = False
+    least = 1
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
         raise BadInput("curiosity needs the observed next state: it cannot score an action that was never taken")

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from maxinforl.core.networks import MLP, stacked
+from maxinforl.core.networks import ACTIVATIONS, MLP, stacked
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.optimizer import descend
 from maxinforl.core.types import Latents, LatentSpec, Metrics, stop
+from maxinforl.errors import BadInput, unknown
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
 
@@ -41,6 +42,15 @@ class Ensemble:
 
     aleatoric = False
     scores_actions = True  # whether `score` exists: MaxInfo needs it
+    least = 2  # members: one alone cannot disagree
+
+    def __post_init__(self):
+        if self.members < self.least:
+            raise BadInput(f"{type(self).__name__} needs at least {self.least} members, not {self.members}")
+        if min(self.hidden, default=1) < 1 or not self.lr > 0:
+            raise BadInput(f"{type(self).__name__} needs hidden layers of at least 1 and a learning rate above 0")
+        if self.activation not in ACTIVATIONS:
+            raise unknown("activation", self.activation, ACTIVATIONS)
 
     @property
     def optimizer(self):

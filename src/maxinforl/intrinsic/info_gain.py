@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
+from maxinforl.errors import BadInput, unknown
 from maxinforl.intrinsic.ensemble import Ensemble, Model, variance
 
 
@@ -17,6 +18,13 @@ class InfoGain(Ensemble):
     noise: float = 1e-3
     aleatoric: bool = False  # learn the noise per output instead of fixing it
     aggregate: str = "mean"  # over outputs; the paper's sum is the same after standardisation
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.aggregate not in ("mean", "sum"):
+            raise unknown("aggregate", self.aggregate, ("mean", "sum"))
+        if not self.noise > 0:
+            raise BadInput(f"the noise of the information gain must be above 0, not {self.noise}")
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
         mean, std = self.outcome(model, z, action)

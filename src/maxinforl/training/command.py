@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from maxinforl.agent import Agent, check_fit, load, plain_settings
 from maxinforl.envs.record import StateRecorder
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import checkpoint
 from maxinforl.training.directory import check_free, clear, holds_run, open_run, read_run
@@ -31,12 +32,9 @@ def say(text: str) -> None:
 
 def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     """Every seed in turn; nothing is written before all of it could be built."""
-    agents = []
-    for settings, _ in runs[:1]:
-        settings, strategy = resolve(settings)
-        agents.append(Agent(settings, strategy, settings.env))
-        check_fit(strategy, agents[0])
-        optional_sinks(settings, out, dry=True)
+    settings, strategy = resolve(runs[0][0])
+    check_fit(strategy, Agent(settings, strategy, settings.env))
+    check_extras(settings)
     if overwrite and out.exists():
         clear(out)
     for settings, directory in runs:
@@ -66,20 +64,15 @@ def describe(agent: Agent, directory: Path) -> None:
     )
 
 
-def optional_sinks(settings: Settings, directory: Path, dry: bool = False) -> list[Sink]:
+def check_extras(settings: Settings) -> None:
+    """Refuses what an extra that is not installed would do, before anything begins."""
+    for name, module in (("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("video", "imageio_ffmpeg")):
+        if getattr(settings, name) and find_spec(module) is None:
+            raise missing_extra(name, f"--{name}")
+
+
+def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
     sinks: list[Sink] = []
-    if dry:
-        import importlib.util as modules
-
-        for name, wanted, module in (
-            ("tensorboard", settings.tensorboard, "tensorboardX"),
-            ("wandb", settings.wandb, "wandb"),
-        ):
-            if wanted and modules.find_spec(module) is None:
-                from maxinforl.errors import missing_extra
-
-                raise missing_extra(name, f"--{name}")
-        return sinks
     if settings.tensorboard:
         sinks.append(TensorBoard(directory))
     if settings.wandb:

@@ -40,6 +40,11 @@ class Evaluator:
         self.envs, self.seed, self.stack = envs, seed, stack
         self.native = rescale(envs[0].action_space)  # type: ignore[arg-type]
 
+    @property
+    def fps(self) -> float:
+        """Frames per second of real time, one frame per agent step, where the environment says."""
+        return float(self.envs[0].metadata.get("render_fps") or 30) / getattr(self.envs[0], "action_repeat", 1)
+
     def __call__(
         self, act: Callable[[np.ndarray], np.ndarray], index: int, watch: Callable | None = None
     ) -> Evaluation:

@@ -70,7 +70,11 @@ class Trainer:
     def __post_init__(self):
         self.stack = self.settings.frame_stack if len(self.pool.observation_space.shape) == 3 else 1
         self.program = Program(
-            self.strategy, spec_of(self.pool, self.stack), self.settings.batch_size, check_updates(self.settings)
+            self.strategy,
+            spec_of(self.pool, self.stack),
+            self.settings.batch_size,
+            check_updates(self.settings),
+            skip_nan=self.settings.on_nan == "skip",
         )
         self.step, self.window = 0, Window()
         self.action: np.ndarray | None = None

@@ -15,6 +15,7 @@ from maxinforl.training.log import RunFiles, Sink
 from maxinforl.training.loop import Every, Stopwatch, Trainer, signals
 from maxinforl.training.progress import Progress
 from maxinforl.training.store import CheckpointStore
+from maxinforl.training.video import Video
 
 
 @dataclass
@@ -60,7 +61,7 @@ class Run:
                 if log(step) or step >= last:
                     self.log()
                 if evaluate(step) or step >= last:
-                    self.evaluate()
+                    self.evaluate(film=settings.video and step >= last)
                 if save(step) and step < last:
                     self.save()
                 self.progress.step(step)
@@ -84,12 +85,16 @@ class Run:
             sink.write(self.trainer.step, line)
         self.progress.note(line)
 
-    def evaluate(self) -> None:
+    def evaluate(self, film: bool = False) -> None:
+        """One evaluation; `film` keeps its first episode as a video."""
         if self.evaluator is None:
             return
         trainer = self.trainer
         index = trainer.step // trainer.settings.eval_every
-        result = self.evaluator(trainer.evaluation, index)
+        video = Video(self.evaluator.fps) if film and self.directory else None
+        result = self.evaluator(trainer.evaluation, index, video.watch if video else None)
+        if video is not None and self.directory is not None:
+            video.write(self.directory / "videos" / f"step-{trainer.step:09d}.mp4")
         self.outcome.evaluations.append((trainer.step, result))
         if self.files:
             self.files.evaluation(trainer.step, trainer.env_step, trainer.settings.seed, result)

@@ -1,0 +1,35 @@
+"""Evaluation episodes as MP4, for any environment that renders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.errors import BadInput, missing_extra
+
+
+class Video:
+    """Collects the frames of one episode and writes them."""
+
+    def __init__(self, fps: float):
+        try:
+            import imageio.v3 as imageio
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError as error:
+            raise missing_extra("video", "--video") from error
+        self.imageio, self.fps, self.frames = imageio, fps, []
+
+    def watch(self, env: Any) -> None:
+        frame = env.render()
+        if frame is None:
+            raise BadInput("--video: this environment renders nothing in rgb_array mode")
+        frame = np.asarray(frame)
+        height, width = (n - n % 2 for n in frame.shape[:2])  # the codec takes even sizes only
+        self.frames.append(frame[:height, :width])
+
+    def write(self, path: Path) -> None:
+        files.make_directory(path.parent)
+        self.imageio.imwrite(path, np.stack(self.frames), fps=self.fps, macro_block_size=1)
