@@ -145,6 +145,17 @@ def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
     assert np.array_equal(whole["obs"], broken["obs"]) and np.array_equal(whole["step"], broken["step"])
 
 
+def test_several_seeds_are_all_finished_by_one_resume(tmp_path, monkeypatch):
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "40", *FLAGS, "--seeds", "3-5"]
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=25)
+        with pytest.raises(MemoryError):
+            cli.main([*command, "--out", str(tmp_path)])
+    assert cli.main(["resume", str(tmp_path)]) == 0
+    last = [(tmp_path / f"seed-{s}/eval.csv").read_text().splitlines()[-1].split(",") for s in (3, 4, 5)]
+    assert [(line[0], line[2]) for line in last] == [("40", "3"), ("40", "4"), ("40", "5")]
+
+
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, capsys):
     command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "40", "--eval-every", "20", *FLAGS]
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
@@ -405,6 +416,7 @@ BAD = [
     (["--on-nan", "panic"], "on-nan"),
     (["--config", "nowhere.toml"], "is not a file"),
     (["--env-arg", "colour=3"], "colour"),
+    (["--num-envs", "1000", "--capacity", "1000000000000", "--steps", "900000000000"], "GB are free"),
 ]
 
 
@@ -429,6 +441,23 @@ def test_a_directory_that_holds_a_run_is_kept(tmp_path, capsys):
     (tmp_path / "mine/notes.txt").write_text("keep me")
     assert cli.main([*command[:-1], str(tmp_path / "mine"), "--overwrite"]) in (0, 2)
     assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
+
+
+def test_a_loss_that_is_not_finite_stops_or_is_skipped(tmp_path, capsys):
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "60", *FLAGS, "--log-every", "20"]
+    command += ["--eval-episodes", "0", "--set", "base.lr=1e30"]
+    assert cli.main([*command, "--out", str(tmp_path / "stop")]) == 3
+    assert "at step 20" in capsys.readouterr().err
+    assert cli.main([*command, "--on-nan", "skip", "--out", str(tmp_path / "skip")]) == 0
+    assert metrics(tmp_path / "skip")[-1]["train/skipped"] == 1.0
+    assert all(np.isfinite(v).all() for v in saved_weights(tmp_path / "skip").values() if v.dtype == np.float32)
+
+
+def test_a_video_of_the_last_evaluation(tmp_path):
+    command = ["train", "--algo", "sac", "--env", "pendulum-hanging", "--steps", "20", *FLAGS, "--video"]
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
+    (film,) = (tmp_path / "run/videos").glob("*.mp4")
+    assert film.stat().st_size > 1000
 
 
 def test_a_bad_observation_ends_the_run_with_code_3_and_keeps_it(tmp_path, capsys):

@@ -54,9 +54,9 @@ class Agent:
 
         settings = replace(self.settings, steps=steps, **({} if eval_every is None else {"eval_every": eval_every}))
         trainer = self._trainer(steps)
-        last = trainer.step + steps
+        last, named = trainer.step + steps, isinstance(self.env, str)
         bar = Progress(last, trainer.step, quiet=not progress)
-        directory = None if out is None else open_run(Path(out), settings, self.strategy, trainer)
+        directory = None if out is None else open_run(Path(out), settings, self.strategy, *self._spaces(), named)
         run = Run(trainer, bar, self._evaluator(settings), directory)
         try:
             self.evaluations = run.until(last).evaluations

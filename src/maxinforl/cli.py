@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,13 +21,16 @@ PAIRS = ("env_arg", "set")
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One sentence and exit code 2, with the nearest flag where one was misspelt."""
-        from difflib import get_close_matches
-
         if message.startswith("unrecognized arguments: "):
             wrong = message.split(": ")[1].split()[0]
-            near = get_close_matches(wrong.split("=")[0], list(self._option_string_actions), n=1)
+            near = get_close_matches(wrong.split("=")[0], self.flags(), n=1)
             message = f"unknown flag '{wrong}'" + (f": did you mean '{near[0]}'?" if near else "")
-        raise BadInput(message)
+        raise BadInput(re.sub(r"^argument [^:]*: ", "", message))
+
+    def flags(self) -> list[str]:
+        """Every flag of this parser and of its commands."""
+        commands = [p for a in self._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
+        return [*self._option_string_actions, *(flag for p in commands for flag in p._option_string_actions)]
 
 
 def number(text: str) -> Any:
@@ -41,7 +46,7 @@ def number(text: str) -> Any:
 def pair(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise BadInput(f"'{text}' is not of the form NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME=VALUE")
     parsed = number(value)
     return name, tuple(parsed) if isinstance(parsed, list) else parsed
 
@@ -51,7 +56,7 @@ def typed(name: str, kind: Callable[[str], Any], described: str) -> Callable[[st
         try:
             return kind(text.replace("_", "") if kind is int else text)
         except ValueError:
-            raise BadInput(f"--{name.replace('_', '-')} must be {described}, not '{text}'") from None
+            raise argparse.ArgumentTypeError(f"--{name.replace('_', '-')} must be {described}, not '{text}'") from None
 
     return read
 
@@ -82,9 +87,11 @@ def seed_range(text: str) -> list[int]:
         spans = [part.split("-") for part in text.split(",")]
         seeds = [s for span in spans for s in range(int(span[0]), int(span[-1]) + 1)]
     except ValueError:
-        raise BadInput(f"--seeds must be a range such as 0-4 or a list such as 0,2,5, not '{text}'") from None
+        raise argparse.ArgumentTypeError(
+            f"--seeds must be a range such as 0-4 or a list such as 0,2,5, not '{text}'"
+        ) from None
     if not seeds:
-        raise BadInput(f"--seeds {text} names no seed: write the smaller number first")
+        raise argparse.ArgumentTypeError(f"--seeds {text} names no seed: write the smaller number first")
     return seeds
 
 

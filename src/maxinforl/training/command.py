@@ -13,10 +13,10 @@ from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import checkpoint
-from maxinforl.training.directory import check_free, clear, holds_run, open_run, read_run
+from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import replay_bytes
+from maxinforl.training.loop import check_memory
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
 from maxinforl.training.run import Run, visited
@@ -33,22 +33,24 @@ def say(text: str) -> None:
 def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     """Every seed in turn; nothing is written before all of it could be built."""
     settings, strategy = resolve(runs[0][0])
-    check_fit(strategy, Agent(settings, strategy, settings.env))
+    first = Agent(settings, strategy, settings.env)
+    check_fit(strategy, first)
     check_extras(settings)
+    check_memory(settings, settings.steps, first.observation_space, first.action_space)
     if overwrite and out.exists():
         clear(out)
     for settings, directory in runs:
-        settings, strategy = resolve(settings)
-        check_free(directory)
-        agent = Agent(settings, strategy, settings.env)
-        agent.total_steps = settings.steps
-        trainer = agent._trainer(settings.steps)
-        open_run(directory, settings, strategy, trainer)
-        describe(agent, directory)
+        open_run(directory, *resolve(settings), first.observation_space, first.action_space)
+    return carry_on([directory for _, directory in runs])
+
+
+def carry_on(directories: list[Path]) -> int:
+    """Takes every run to its end; 75 when a signal or the clock stopped one."""
+    for directory in directories:
         with RunLock(directory):
-            finished = follow(agent, directory, StateRecorder() if settings.record_states else None)
+            finished = continue_run(directory)
         if not finished:
-            say(f"stopped at step {trainer.step}: continue with `maxinforl resume {directory}`")
+            say(f"stopped: continue with `maxinforl resume {directory}`")
             return 75
     return 0
 
@@ -56,7 +58,7 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
 def describe(agent: Agent, directory: Path) -> None:
     s, trainer = agent.settings, agent.trainer
     assert trainer is not None
-    memory = replay_bytes(trainer.pool, trainer.state.replay.rows) / 1e6
+    memory = check_memory(s, s.steps, trainer.pool.observation_space, trainer.pool.action_space) / 1e6
     ensemble = f", {s.uncertainty} ensemble" if hasattr(agent.strategy, "intrinsic") else ""
     say(
         f"[bold]{title(s)}[/] on [bold]{s.env}[/], seed {s.seed}: {s.steps} steps{ensemble}, "
@@ -123,16 +125,11 @@ def resume(directory: Path) -> int:
     """Continues every unfinished run of a directory."""
     if not holds_run(directory):
         raise BadInput(f"{directory} holds no run: there is no config.toml in it")
-    places = [directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*"))
-    for place in places:
-        with RunLock(place):
-            if not resume_one(place):
-                say(f"stopped: continue with `maxinforl resume {directory}`")
-                return 75
-    return 0
+    return carry_on([directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*")))
 
 
-def resume_one(directory: Path) -> bool:
+def continue_run(directory: Path) -> bool:
+    """From the newest good checkpoint, or from step 0 where there is none; False when stopped before the end."""
     settings, strategy, table = read_run(directory)
     if not table.get("by_name", True):
         raise BadInput(f"{directory} was trained on an environment of your own: resume it from Python")
@@ -144,12 +141,13 @@ def resume_one(directory: Path) -> bool:
         say(f"{directory} is finished: {saved.step} of {settings.steps} steps")
         return True
     trainer = agent._trainer(settings.steps)
-    log = RunFiles(directory)
+    describe(agent, directory)
+    begun, log = (directory / "eval.csv").exists(), RunFiles(directory)
     recorder = StateRecorder() if settings.record_states else None
-    if saved is None:
+    if saved is None and begun:
         log.cut_back(-1)
         say(f"{directory} has no checkpoint yet: starting again from step 0")
-    else:
+    if saved is not None:
         for sentence in (*saved.warnings, *saved.drift, checkpoint.restore(trainer, saved)):
             if sentence:
                 say(f"[yellow]{sentence}[/]")
@@ -161,16 +159,11 @@ def resume_one(directory: Path) -> bool:
 
 
 def evaluate(directory: Path, episodes: int) -> int:
-    """Deterministic episodes of a trained agent, printed and kept as evaluation.json."""
+    """Deterministic episodes of a trained agent, printed."""
     agent = load(directory)
     result = agent.evaluate(episodes)
-    numbers = {
-        "episodes": episodes,
-        "mean_return": float(result.returns.mean()),
-        "std_return": float(result.returns.std()),
-    }
     say(
-        f"{title(agent.settings)} on {agent.settings.env}: return {numbers['mean_return']:.1f} "
-        f"± {numbers['std_return']:.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}"
+        f"{title(agent.settings)} on {agent.settings.env}: return {result.returns.mean():.1f} "
+        f"± {result.returns.std():.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}"
     )
     return 0

@@ -13,11 +13,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gymnasium.spaces import Box
+
 from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, title
-from maxinforl.training.loop import Trainer
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
@@ -72,7 +73,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def open_run(out: Path, settings: Settings, strategy: Strategy, trainer: Trainer, by_name: bool = True) -> Path:
+def open_run(
+    out: Path, settings: Settings, strategy: Strategy, observation: Box, action: Box, by_name: bool = True
+) -> Path:
     """Creates a run directory with its config.toml."""
     from maxinforl.agent import plain_settings, plain_spaces
 
@@ -86,10 +89,10 @@ def open_run(out: Path, settings: Settings, strategy: Strategy, trainer: Trainer
         "seed": settings.seed,
         "steps": settings.steps,
         "command": command,
-        "cores": os.cpu_count() or 0,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         "by_name": by_name,
         "versions": versions(),
-        "spaces": plain_spaces(trainer.pool.observation_space, trainer.pool.action_space),
+        "spaces": plain_spaces(observation, action),
         "settings": plain_settings(settings),
         "agent": config.to_plain(strategy),
     }

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.spaces import Box
 
 from maxinforl.core.types import Clock, Spec
 from maxinforl.core.update import Program, TrainState
@@ -42,14 +43,10 @@ def available_memory() -> int | None:
         return None
 
 
-def replay_bytes(pool: EnvPool, rows: int) -> int:
-    space = pool.observation_space
-    return pool.num_envs * rows * row_bytes(space.shape, space.dtype.itemsize, pool.action_space.shape[0])
-
-
-def check_memory(pool: EnvPool, rows: int) -> int:
+def check_memory(settings: Settings, steps: int, observation: Box, action: Box) -> int:
     """Bytes the replay will take; refused before anything is taken when they are not there."""
-    needed, there = replay_bytes(pool, rows), available_memory()
+    frame = row_bytes(observation.shape, observation.dtype.itemsize, action.shape[0])
+    needed, there = settings.num_envs * rows_for(steps, settings) * frame, available_memory()
     if there is not None and needed > 0.9 * there:
         raise BadInput(
             f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or "
@@ -90,10 +87,10 @@ class Trainer:
         return lambda obs: self.program.act(self.state.agent, obs, self.state.clock)
 
     def blank(self, steps: int) -> Replay:
-        rows, space = rows_for(steps, self.settings), self.pool.observation_space
-        check_memory(self.pool, rows)
-        actions = self.pool.action_space.shape[0]
-        return Replay.create(self.pool.num_envs, rows, space.shape, space.dtype, actions, self.stack)
+        obs, action = self.pool.observation_space, self.pool.action_space
+        check_memory(self.settings, steps, obs, action)
+        rows = rows_for(steps, self.settings)
+        return Replay.create(self.pool.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
 
     def make_room(self, steps: int) -> None:
         """Rows for `steps` more transitions, where the capacity allows and nothing was overwritten yet."""
