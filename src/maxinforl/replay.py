@@ -22,15 +22,15 @@ TRUNCATED, TERMINATED, LAST = 1, 2, 3  # ends of a transition; LAST marks the ro
 
 
 class Transition(NamedTuple):
-    """What one step of every environment gave; a leading axis of environments."""
+    """What one step of every environment gave, with a leading axis of environments; never written again."""
 
-    action: Array
-    reward: Array
-    terminated: Array
-    truncated: Array
-    next_obs: Array  # what the step led to
-    obs: Array  # what to act on next: the first observation of a new episode where one ended
-    valid: Array  # False where the environment was only resetting: nothing happened but `obs`
+    action: Array | np.ndarray  # in [-1, 1], what was taken
+    reward: Array | np.ndarray
+    terminated: Array | np.ndarray
+    truncated: Array | np.ndarray
+    next_obs: Array | np.ndarray  # what the step led to
+    obs: Array | np.ndarray  # what to act on next: the first observation of a new episode where one ended
+    valid: Array | np.ndarray  # False where the environment was only resetting: nothing happened but `obs`
 
 
 class Replay(eqx.Module):

@@ -11,18 +11,7 @@ from gymnasium import spaces
 
 from maxinforl.envs.wrapper import clip, rescale
 from maxinforl.errors import BadInput, RunFailed
-
-
-class Transition(NamedTuple):
-    """One agent step of every lane; arrays are fresh and never written again."""
-
-    action: np.ndarray  # (N, A) float32 in [-1, 1], what was taken
-    reward: np.ndarray  # (N,) float32
-    terminated: np.ndarray  # (N,) bool
-    truncated: np.ndarray  # (N,) bool
-    next_obs: np.ndarray  # (N, *obs) the true last observation
-    obs: np.ndarray  # (N, *obs) what to act on next: the reset observation where the episode ended
-    valid: np.ndarray  # (N,) bool; False only where a vector environment spent the step on its own reset
+from maxinforl.replay import Transition
 
 
 class Finished(NamedTuple):
