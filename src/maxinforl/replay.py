@@ -8,7 +8,7 @@ first. `starts` lists the rows a transition may start from, oldest first, so sam
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,15 +22,15 @@ TRUNCATED, TERMINATED, LAST = 1, 2, 3  # ends of a transition; LAST marks the ro
 
 
 class Transition(NamedTuple):
-    """What one step of every environment gave, with a leading axis of environments; never written again."""
+    """What one step of every environment gave, with a leading axis of environments: arrays that are never written again."""
 
-    action: Array | np.ndarray  # in [-1, 1], what was taken
-    reward: Array | np.ndarray
-    terminated: Array | np.ndarray
-    truncated: Array | np.ndarray
-    next_obs: Array | np.ndarray  # what the step led to
-    obs: Array | np.ndarray  # what to act on next: the first observation of a new episode where one ended
-    valid: Array | np.ndarray  # False where the environment was only resetting: nothing happened but `obs`
+    action: Any  # in [-1, 1], what was taken
+    reward: Any
+    terminated: Any
+    truncated: Any
+    next_obs: Any  # what the step led to
+    obs: Any  # what to act on next: the first observation of a new episode where one ended
+    valid: Any  # False where the environment was only resetting: nothing happened but `obs`
 
 
 class Replay(eqx.Module):
