@@ -22,7 +22,7 @@ TRUNCATED, TERMINATED, LAST = 1, 2, 3  # ends of a transition; LAST marks the ro
 
 
 class Transition(NamedTuple):
-    """What one step of every environment gave, with a leading axis of environments: arrays that are never written again."""
+    """What one step of every environment gave, with a leading axis of environments; nobody writes to it again."""
 
     action: Any  # in [-1, 1], what was taken
     reward: Any
