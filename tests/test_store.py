@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -326,6 +327,40 @@ def test_good_files_in_the_wrong_place_cost_one_checkpoint(tmp_path, name, unsyn
     was = history(tmp_path, 3)
     shutil.copy(tmp_path / name.replace("30", "20"), tmp_path / name)
     falls_back(tmp_path, name, was)
+
+
+FORGERIES: dict[
+    str, Callable[[dict, dict, dict], object]
+] = {  # of a segment's arrays and meta, and the manifest's replay
+    "claims more rows than there are": lambda a, m, r: r.update(heads=[10**9, 10**9], capacity=10**8),
+    "rows after it are missing": lambda a, m, r: r.update(heads=[16, 15]),
+    "rows before it are missing": lambda a, m, r: m.update(previous=None),
+    "follows a later segment": lambda a, m, r: m["previous"].update(step=30),
+    "does not say which file": lambda a, m, r: m["previous"].update(seal=None),
+    "impossible numbers": lambda a, m, r: a.update(first=-a["first"]),
+    "lanes have impossible numbers": lambda a, m, r: a.update(length=a["length"].astype(np.int32)),
+    "its replay has impossible numbers": lambda a, m, r: r.update(heads=[10**15, 0]),
+    "does not describe its replay": lambda a, m, r: r.update(heads=[]),
+    "columns differ in length": lambda a, m, r: a.update({"row/end": a["row/end"][1:]}),
+    "of another replay": lambda a, m, r: a.update({"row/new": a.pop("row/end")}),
+    "is of another replay": lambda a, m, r: r.update(heads=[15, 15, 15]),
+}
+
+
+@pytest.mark.parametrize("words", FORGERIES)
+def test_forged_segments_are_refused_whatever_their_checksums(tmp_path, words):
+    was = history(tmp_path, 3)
+    manifest, segment = tmp_path / NEWEST[0], tmp_path / NEWEST[2]
+    content, (arrays, meta) = files.read_sealed_json(manifest), files.load_arrays(segment)
+    FORGERIES[words](arrays, meta, content["replay"])
+    seal = files.save_arrays(segment, arrays, meta)
+    content["replay"]["newest"].update(seal=seal, bytes=segment.stat().st_size)
+    files.write_sealed_json(manifest, content)
+    tracemalloc.start()
+    found = CheckpointStore(tmp_path).load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.step == 20 and same(found.rows, was[20]) and words in found.warnings[0] and peak < files.MiB
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_the_damage(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -17,11 +19,16 @@ def table(*columns: str) -> Table:
     return made
 
 
+def screen() -> Console:
+    """The terminal as wide as it is; elsewhere wide enough for one line each."""
+    return Console() if sys.stdout.isatty() else Console(width=160)
+
+
 def show_algorithms() -> None:
     rows = table("algorithm", "base", "explore", "intrinsic", "paper", "what it is")
     for name, r in CATALOGUE.items():
         rows.add_row(name, r.base, r.explore, r.intrinsic or "-", r.section, r.summary)
-    console = Console()
+    console = screen()
     console.print(rows)
     console.print("\nCompose any other with --base B --explore none|maxinfo|sum|eipo|eps|then --intrinsic I.")
 
@@ -30,7 +37,7 @@ def show_envs() -> None:
     rows = table("environment", "what it is")
     for name, text in envs.catalogue().items():
         rows.add_row(name, text)
-    console = Console()
+    console = screen()
     console.print(rows)
     console.print("\nAny Gymnasium id with continuous actions works too, and pixels/<name> for its rendered images.")
 
@@ -40,6 +47,6 @@ def show_presets() -> None:
     for p in PRESETS:
         changes = ", ".join(f"{k}={v}" for k, v in (*p.settings, *p.agent))
         rows.add_row(p.name, " ".join(p.algos), " ".join(p.envs), changes, p.why)
-    console = Console()
+    console = screen()
     console.print(rows)
     console.print("\nAll that fit are applied unless --preset names one or is none; flags win over presets.")
