@@ -182,7 +182,7 @@ def test_adding_writes_in_place(how):
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(replay))
     memory = jax.jit(write, donate_argnums=0).lower(replay, steps(count, seeds)).compile().memory_analysis()
     assert memory.alias_size_in_bytes == size > 2**31
-    assert memory.temp_size_in_bytes < 2**20
+    assert memory.temp_size_in_bytes < 2**24
 
 
 def test_a_whole_step_of_training_writes_in_place():

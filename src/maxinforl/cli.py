@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, unknown
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -122,6 +122,14 @@ def parser() -> Parser:
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
+    report = commands.add_parser("report", help="one self-contained HTML page about runs")
+    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
+
+    reproduce = commands.add_parser("reproduce", help="reproduce a theory experiment of the paper")
+    reproduce.add_argument("figure", metavar="FIGURE", help="bandit, soft-policy-iteration or kl-objective")
+    reproduce.add_argument("--out", required=True, help="directory for data, figure and verdicts", metavar="DIR")
+
     commands.add_parser("doctor", help="check this machine and say what to fix")
     return root
 
@@ -230,7 +238,32 @@ def doctor(args: argparse.Namespace) -> int:
     return doctor.main(Console())
 
 
-COMMANDS = {"train": train, "resume": resume, "eval": evaluate, "list": listing, "doctor": doctor}
+def report(args: argparse.Namespace) -> int:
+    from maxinforl.experiments.report import report
+
+    print(f"wrote {report([Path(d) for d in args.directories], Path(args.out))}")
+    return DONE
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    from maxinforl.experiments.theory import REPRODUCE, reproduce
+
+    if args.figure not in REPRODUCE:
+        raise unknown("figure", args.figure, REPRODUCE)
+    for verdict in reproduce(args.figure, Path(args.out)):
+        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    return DONE
+
+
+COMMANDS = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "list": listing,
+    "report": report,
+    "reproduce": reproduce,
+    "doctor": doctor,
+}
 
 if __name__ == "__main__":
     sys.exit(main())
