@@ -7,6 +7,7 @@ Set JAX_COMPILATION_CACHE_DIR yourself to keep it between sessions (tests/mutati
 import os
 import shutil
 import tempfile
+from importlib.metadata import version
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 _own = None
@@ -14,7 +15,12 @@ if CACHE not in os.environ:
     _own = os.environ[CACHE] = tempfile.mkdtemp(prefix="maxinforl-test-cache-")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # tests compile much and compute little
+# Tests compile much and compute little. The second flag halves what the first leaves, and XLA aborts on flags it does
+# not know, hence the version.
+_flags = "--xla_backend_optimization_level=0"
+if version("jaxlib").startswith("0.10."):
+    _flags += " --xla_cpu_use_fusion_emitters=false"
+os.environ.setdefault("XLA_FLAGS", _flags)
 
 
 def pytest_unconfigure():
