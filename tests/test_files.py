@@ -353,7 +353,7 @@ def test_logs_are_never_written_through_symlinks(tmp_path):
     with pytest.raises(RunFailed, match="symbolic link"):
         files.append_line(tmp_path / "log", "b")
     with pytest.raises(RunFailed, match="symbolic link"):
-        files.truncate_after(tmp_path / "log", 0)
+        files.sync(tmp_path / "log")
     with pytest.raises(BadInput, match="symbolic link"):
         files.cut_lines(tmp_path / "log", lambda line: False)
     assert (tmp_path / "outside").read_text() == "a\n"
@@ -431,11 +431,16 @@ def test_a_line_that_does_not_fit_leaves_no_half(tmp_path):
 
 def test_logs_are_cut_back(tmp_path):
     path = tmp_path / "log"
-    path.write_bytes(b"1\n2\n\xff3\n2\n4")
+    path.write_text("1\n2\nü3\n2\n4")
     files.cut_lines(path, lambda line: line != "2")
-    assert path.read_bytes() == b"1\n\xff3\n"  # the last line was cut by a crash
-    files.truncate_after(path, 2)
-    assert path.read_bytes() == b"1\n"
-    with pytest.raises(BadInput, match="shorter"):
-        files.truncate_after(path, 3)
+    files.sync(path)
+    assert path.read_text() == "1\nü3\n"  # the last line was cut by a crash
     refused(tmp_path / "absent", lambda p: files.cut_lines(p, bool), "does not exist")
+
+
+@pytest.mark.parametrize("line", [b"x,1", b"{", b"\xff", b"[" * 9999])
+def test_a_damaged_line_of_a_log_is_named_and_nothing_is_cut(tmp_path, line):
+    path = tmp_path / "log"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
+    refused(path, lambda p: files.cut_lines(p, lambda text: json.loads(text)["step"] < 2), "damaged line 2")
+    assert path.read_bytes().endswith(b'{"step": 2}\n') and os.listdir(tmp_path) == ["log"]

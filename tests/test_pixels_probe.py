@@ -57,7 +57,8 @@ def eager(algo: str):
     agent = replace(agent, base=small)
     if not hasattr(agent, "intrinsic"):
         return agent
-    return replace(agent, intrinsic=replace(agent.intrinsic, hidden=(64, 64), lr=1e-3))
+    curious = replace(agent.intrinsic, hidden=(64, 64), lr=1e-3)
+    return replace(agent, intrinsic=curious, weight=replace(agent.weight, start=0.1, lr=1e-3))
 
 
 def distance(program: Program, state) -> float:
@@ -70,12 +71,12 @@ def distance(program: Program, state) -> float:
 
 @pytest.mark.parametrize("algo", ["drq", "maxinfo-drq"])
 def test_a_dot_is_moved_to_its_post(algo):
-    """From about 0.9 untrained, past the 0.5 of leaving dots where they are, to 0.15 in 160 updates."""
+    """From about 0.9 untrained, past the 0.5 of leaving dots where they are, to 0.15 in 210 updates."""
     program = Program(eager(algo), SPEC, batch_size=64)
-    state = program.init(jnp.asarray(0), Replay.create(LANES, 300, SPEC.obs, jnp.uint8, 1), total=200)
+    state = program.init(jnp.asarray(0), Replay.create(LANES, 300, SPEC.obs, jnp.uint8, 1), total=250)
     env = Dots(seed=0)
     state, action = program.begin(state, jnp.asarray(env.reset()), True)
-    for step in range(200):
+    for step in range(250):
         t = env.step(np.array(action))
         state, action = program.collect(state, t) if step < 40 else program.step(state, t)[:2]
     assert distance(program, state) < 0.15

@@ -179,17 +179,16 @@ def sync(path: PathLike) -> None:
 def cut_lines(path: PathLike, keep: Callable[[str], bool]) -> None:
     """Keep the whole lines that `keep` accepts; a last line without its newline was cut by a crash and goes."""
     with reading(path), _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd, open(fd, "rb", closefd=False) as file:
-        lines = (line for line in file if line.endswith(b"\n") and keep(line[:-1].decode(errors="replace")))
-        write_atomic(path, lines)
+        write_atomic(path, _kept_lines(file, keep))
 
 
-def truncate_after(path: PathLike, size: int) -> None:
-    """Cut a log back to its first `size` bytes."""
-    with writing(path), _opened(path, os.O_WRONLY | os.O_NOFOLLOW) as file:
-        if os.fstat(file).st_size < size:
-            raise BadInput(f"{shown(path)} is shorter than the {size} bytes that were recorded of it: restore it")
-        os.ftruncate(file, size)
-        os.fsync(file)
+def _kept_lines(file: Iterable[bytes], keep: Callable[[str], bool]) -> Iterator[bytes]:
+    for number, line in enumerate(file, 1):
+        try:
+            if line.endswith(b"\n") and keep(line[:-1].decode()):
+                yield line
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise _Refused(f"has a damaged line {number}: correct or remove that line") from None
 
 
 @contextmanager
