@@ -99,6 +99,7 @@ def main() -> None:
     print(f"{'':10}{'rows':>9}{'computed MB':>13}{'resident MB':>13}{'more later':>12}{'us per add':>12}")
     table = []
     for case in CASES:
+        measure(case, 300, frame, 1)  # what JAX itself takes, once
         for rows in args.rows:
             row = measure(case, rows, frame, args.adds)
             computed = rows * row_bytes(frame, 1, ACTIONS)

@@ -300,7 +300,119 @@ ALGORITHMS = [
       f"{EXPLORE}::test_who_acts_is_who_the_schedule_says"),
 ]  # fmt: skip
 
-MUTATIONS = CORE + ALGORITHMS
+ENCODER, SEEING, DRM, PRODUCT, FRAMES, PROBE = (
+    f"tests/test_pixels_{n}.py" for n in ("encoder", "learner", "drm", "product", "replay", "probe")
+)
+EYES, PLASTIC = "core/encoders.py", "core/plasticity.py"
+FEATURES = f"{ENCODER}::test_20_features_are_four_convolutions_in_nhwc_order"
+PROJECTION = f"{ENCODER}::test_20_projection_is_dense_layer_norm_tanh_with_lecun_weights"
+SLOPES = f"{ENCODER}::test_20_gradients_of_the_convolution_are_those_of_jax"
+VIEWS = f"{ENCODER}::test_20_every_image_of_a_batch_is_shifted_on_its_own"
+COUNTED = f"{DRM}::test_28_the_ratio_counts_neurons_zeroed_by_hand"
+PASSES = f"{PRODUCT}::test_an_update_encodes_as_few_images_as_the_algorithm_allows"
+
+PIXELS = [
+    # ------------------------------------------------------------ the encoder
+    m("images from 0 to 255", EYES, "obs.astype(jnp.float32) / 255", "obs.astype(jnp.float32)", FEATURES),
+    m("every convolution has stride 1", EYES, "(2, 1, 1, 1), 32", "(1, 1, 1, 1), 32",
+      f"{ENCODER}::test_20_width_of_the_features"),
+    m("a convolution's bias forgotten", EYES, "stride) + layer.bias)", "stride))", FEATURES),
+    m("no ReLU", EYES, "x = jax.nn.relu(", "x = (", FEATURES),
+    m("no tanh after the projection", EYES, "jnp.tanh(self.norm(self.dense(features)))",
+      "self.norm(self.dense(features))", PROJECTION),
+    m("an orthogonal projection", EYES, ', init="lecun")', ")", PROJECTION),
+    m("one shift for a whole batch", EYES, "jax.random.randint(key, (2, count, 1), -SHIFT, SHIFT + 1)",
+      "jnp.broadcast_to(jax.random.randint(key, (2, 1, 1), -SHIFT, SHIFT + 1), (2, count, 1))", VIEWS),
+    m("shifts of at most 3", EYES, "-SHIFT, SHIFT + 1)", "1 - SHIFT, SHIFT)",
+      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
+    m("the picture wraps around", EYES, "jnp.clip(jnp.arange(height) + down, 0, height - 1)",
+      "(jnp.arange(height) + down) % height",
+      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
+    m("observation and successor shifted alike", EYES, "view(batch.one, k_one)", "view(batch.one, k_obs)", VIEWS),
+    m("the n-step observation not shifted", EYES, "view(batch.nstep, k_nstep)", "batch.nstep", VIEWS),
+    m("channels pooled by default", EYES,
+      "reshape(*lead, EMBEDDING, -1).max(-1)", "reshape(*lead, -1, EMBEDDING).max(-2)",
+      f"{ENCODER}::test_21_the_embedding_is_a_maximum_over_windows"),
+    m("latents as differences", EYES, "EMBEDDING, delta=False)", "EMBEDDING, delta=True)",
+      f"{ENCODER}::test_latents_are_absolute_and_83_wide_with_embedding_and_reward"),
+    m("a kernel not turned in the gradient", EYES, "weight[::-1, ::-1].transpose", "weight.transpose", SLOPES),
+    m("rows no window reaches get a gradient", EYES, "KERNEL - 1 + more) for more", "KERNEL - 1) for more", SLOPES),
+    m("JAX's own gradients", EYES, "convolve(x, layer.weight, stride)",
+      'jax.lax.conv_general_dilated(x, layer.weight, (stride, stride), "VALID", dimension_numbers=LAYOUT)',
+      f"{ENCODER}::test_convolutions_keep_the_layout_that_is_quick_in_a_loop"),
+    m("float images", EYES, "if obs.dtype != jnp.uint8:", "if False:",
+      f"{ENCODER}::test_what_cannot_be_encoded_is_refused_with_a_sentence"),
+    m("a blind encoder", EYES, "return x.reshape(x.shape[0], -1)", "return 0 * x.reshape(x.shape[0], -1)", PROBE),
+    # ------------------------------------------------------------ one encoder, latents, two critics
+    m("the actor trains the convolutions", LEARN, "features, sigma, alpha = stop(self.features(s, batch.obs)),",
+      "features, sigma, alpha = self.features(s, batch.obs),",
+      f"{SEEING}::test_20_the_actors_loss_gives_no_gradient_to_the_convolutions"),
+    m("z through the fast trunk", LEARN, "z = self.encoder.trunk(s.slow.critic.trunk, features)\n",
+      "z = self.encoder.trunk(s.params.critic.trunk, features)\n",
+      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
+    m("the model predicts n steps on", LEARN,
+      "self.features(s, batch.one.next_obs))", "self.features(s, batch.task.next_obs))",
+      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
+    m("both critics' next actions share their noise", LEARN, "b.next_obs, own(k_action, c), own(k_dropout, c))",
+      "b.next_obs, k_action, own(k_dropout, c))",
+      f"{SEEING}::test_next_actions_of_the_two_critics_have_their_own_noise"),
+    m("the gain itself in the n-step actor", "explore/maxinfo.py",
+      "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, alpha2), bonus=bonus) if",
+      f"{SEEING}::test_27_the_gain_itself_gives_drqv2s_actor_no_gradient"),
+    m("the gain's critic without its weight", "explore/maxinfo.py",
+      "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, 1.0)) if",
+      f"{SEEING}::test_26_the_actor_maximises_both_critics_by_their_weight"),
+    m("an image encoded once more than needed", LEARN, "self.pi(s.slow.actor, self.features(s, obs))",
+      "self.pi(s.slow.actor, self.features(s, obs[::-1])[::-1])", PASSES),
+    m("a schedule that is over early", "algorithms.py", "Linear(1.0, 0.1, 500_000)", "Linear(1.0, 0.1, 100_000)",
+      f"{SEEING}::test_25_schedules_have_their_ends_and_stay_there"),
+    m("wider noise in updates", "algorithms.py", "NoisyDeterministic(clip=0.3)", "NoisyDeterministic(clip=0.5)",
+      f"{SEEING}::test_24_noise_of_updates_is_clipped_and_that_of_acting_is_not"),
+    m("falling noise beside the gain", "algorithms.py",
+      'replace(BASES["drqv2"], noise=NOISES["constant"])', 'BASES["drqv2"]',
+      f"{SEEING}::test_the_information_gain_replaces_the_falling_noise"),
+    # ------------------------------------------------------------ dormant neurons
+    m("dormant against a fixed level", PLASTIC, "layer < self.threshold * layer.mean()", "layer < self.threshold",
+      f"{DRM}::test_28_a_neuron_is_dormant_below_a_share_of_its_own_layer"),
+    m("the projection's neurons not counted", LEARN,
+      "(*self.encoder.linear(actor.trunk, features), *actor", "(*actor", COUNTED),
+    m("a hidden layer not counted", LEARN, "*actor.head.hidden(z)[1:], actor.head(z))",
+      "*actor.head.hidden(z)[2:], actor.head(z))", COUNTED),
+    m("awake too early", PLASTIC, " & (update >= self.after)", "",
+      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
+    m("waking anew", PLASTIC, "(v.awake == ASLEEP) & (ratio", "(ratio",
+      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
+    m("the smaller of ratio and schedule", PLASTIC, "jnp.maximum(dormant,", "jnp.minimum(dormant,",
+      f"{DRM}::test_30_noise_follows_the_ratio_until_the_actor_wakes"),
+    m("the schedule always global", PLASTIC, "update - v.awake if self.origin", "update if self.origin",
+      f"{DRM}::test_30_the_schedule_may_start_when_the_actor_wakes"),
+    m("acting with the updates' noise", LEARN, 'self.sigma(s, clock, "acting")', "self.sigma(s, clock)",
+      f"{DRM}::test_30_where_the_noise_follows_the_ratio"),
+    m("more dormant, more kept", PLASTIC, "1 - self.factor * v.ratio", "self.factor * v.ratio",
+      f"{DRM}::test_29_how_much_is_kept"),
+    m("a perturbation one update late", PLASTIC, "(update + 1) % self.every", "update % self.every",
+      f"{DRM}::test_29_only_on_multiples"),
+    m("layer norms and convolutions perturbed", PLASTIC, " if dense(a) else a", "",
+      f"{DRM}::test_29_keeping_all_changes_nothing_and_keeping_nothing_starts_anew"),
+    m("slow networks get the same fresh draws", LEARN, "perturbed(s.slow, other.slow, kappa)",
+      "perturbed(s.slow, fresh.slow, kappa)", f"{DRM}::test_29_fresh_draws_are_independent_in_every_network"),
+    m("slow networks not perturbed", LEARN, "perturbed(s.slow, other.slow, kappa)", "s.slow",
+      f"{DRM}::test_31_dense_layers_of_every_network_are_drawn_towards_fresh_ones"),
+    m("the actor's optimiser goes on", LEARN,
+      ", actor_opt=fresh.actor_opt)", ")", f"{DRM}::test_29_optimisers_start_anew"),
+    m("networks initialised at every update", LEARN,
+      "jax.lax.cond(plasticity.due(clock.update), perturb, lambda s: s, s) if",
+      "jax.tree.map(lambda a, b: jnp.where(plasticity.due(clock.update), a, b), perturb(s), s) if",
+      f"{DRM}::test_29_a_perturbation_stays_conditional_when_seeds_are_mapped"),
+    # ------------------------------------------------------------ frames once
+    m("adding copies the buffer", "replay.py", "obs.at[lane, head % rows].set(t.obs),",
+      "jnp.where(t.valid.all(), obs.at[lane, head % rows].set(t.obs), obs),", f"{FRAMES}::test_adding_writes_in_place"),
+    m("the newest stack crosses a reset", "replay.py",
+      "jnp.where(t.valid, jnp.where(ended > 0, 0, age + 1), age)", "jnp.where(t.valid, age + 1, age)",
+      f"{FRAMES}::test_22_a_stack_never_crosses_a_reset"),
+]  # fmt: skip
+
+MUTATIONS = CORE + ALGORITHMS + PIXELS
 
 
 def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
