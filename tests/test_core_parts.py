@@ -125,6 +125,9 @@ def test_statistics_are_constants_to_every_gradient():
     np.testing.assert_allclose(got, [1 / float(n.std), 0, 0], rtol=1e-6)
     by_stats = jax.grad(lambda n: n(x).sum())(n)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(by_stats))
+    seen = jnp.arange(6.0)
+    for part in ("mean", "std"):
+        assert not np.asarray(jax.grad(lambda x, part=part: getattr(Normalizer().update(x), part))(seen)).any()
 
 
 # ------------------------------------------------------------ multiplier

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, small
+from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, shrink, small
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES, Algo, algorithm, compose, with_uncertainty
 from maxinforl.config import from_plain, override, to_plain
 from maxinforl.core.optimism import Optimism
@@ -28,8 +28,8 @@ PRODUCT = [(b, "none", None) for b in VECTORS] + [
 ]
 
 
-def known(parts):
-    return small(*(p for p in parts if p is not None))
+def known(parts, **size):
+    return shrink(compose(*(p for p in parts if p is not None)), **size)
 
 
 # ------------------------------------------------------------ traced
@@ -45,7 +45,7 @@ def shapes(tree):
 def test_every_state_is_stable_under_scan(base):
     """Shape, dtype and weak type of every leaf are the same after an update, for the whole product; all can act."""
     for parts in [p for p in PRODUCT if p[0] == base]:
-        agent = known(parts)
+        agent = known(parts, hidden=(8,))  # the shorter, the quicker to trace
         data = batches(agent.base.utd, size=4)
         s = jax.eval_shape(lambda k, agent=agent: agent.init(k, SPEC), jax.random.key(0))
         after, metrics = jax.eval_shape(

@@ -740,6 +740,13 @@ def test_the_dead_and_the_unreaped_hold_nothing(tmp_path):
         pass
 
 
+def test_the_kernels_lock_counts_before_the_holder_has_written_its_name(tmp_path):
+    with open(tmp_path / "lock.json", "w") as file:
+        lock.fcntl.flock(file, lock.fcntl.LOCK_EX)
+        with pytest.raises(BadInput, match="in use by another process"), RunLock(tmp_path):
+            pass
+
+
 def test_without_locks_in_the_file_system_the_content_decides(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.fcntl, "flock", Failing(errno.ENOLCK))
     with RunLock(tmp_path), pytest.raises(BadInput, match=f"pid {os.getpid()}"), RunLock(tmp_path):
