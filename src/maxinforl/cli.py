@@ -142,6 +142,7 @@ def parser() -> Parser:
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
+    listing.add_argument("--figures", action="store_true", help="the figures that `reproduce` makes")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
@@ -261,6 +262,9 @@ def evaluate(args: argparse.Namespace) -> int:
 def listing(args: argparse.Namespace) -> int:
     from maxinforl import catalogue
 
+    if args.figures:
+        catalogue.show_figures()
+        return DONE
     catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
     return DONE
 

@@ -228,12 +228,12 @@ def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") 
         charts = [chart for chart in summary.charts if chart.tab == tab]
         for start in range(0, len(charts), PANELS):
             name = tab if len(charts) <= PANELS else f"{tab}-{start // PANELS + 1}"
-            written.append(_export(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
+            written.append(draw(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
     return written
 
 
 @figures.styled
-def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+def draw(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
     columns = min(3, len(charts))
     figure, axes = figures.canvas(-(-len(charts) // columns), columns)
     for ax, chart in zip(axes, charts):

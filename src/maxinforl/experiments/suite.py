@@ -281,13 +281,14 @@ class Suite:
         return replace(self, algorithms=kept_a, environments=kept_e)
 
     def changed(self, pairs: Iterable[tuple[str, Any]]) -> Suite:
-        """With settings, or entries of the agent (names with a dot), that win over the file's."""
+        """With settings, entries of the agent (base.lr) or of the environment (env_arg.NAME) that win over the file's."""
         table: dict[str, Any] = {}
         for name, value in pairs:
             if name in SETTINGS and name not in PAIRS:
                 table[name] = value
             elif "." in name:
-                table["set"] = {**table.get("set", {}), name: value}
+                kind, key = ("env_arg", name.removeprefix("env_arg.")) if name.startswith("env_arg.") else ("set", name)
+                table[kind] = {**table.get(kind, {}), key: value}
             else:
                 raise unknown("setting", name, SETTINGS, "Entries of the agent have a dot, such as base.lr.")
         return replace(self, changes=merged([self.changes, table]))
