@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed, unknown
+from maxinforl.errors import BadInput, RunFailed
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -100,7 +100,9 @@ def add_suite_options(parser: argparse.ArgumentParser) -> None:
     whole = typed("jobs", int, "a whole number")
     parser.add_argument("--launcher", default="local", help="local, ray or slurm (default: local)", metavar="NAME")
     parser.add_argument("--address", help="Ray cluster to use (default: one started here)", metavar="ADDRESS")
-    parser.add_argument("--jobs", type=whole, help="runs at a time (default: as many as the cores allow)", metavar="N")
+    parser.add_argument(
+        "--jobs", type=whole, help="runs at a time (default: by the cores); 0 runs nothing", metavar="N"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the runs, hours and memory, and run nothing")
     parser.add_argument("--reuse", action="append", default=[], help="take finished runs from here", metavar="DIR")
     parser.add_argument("--algos", type=names, default=[], help="only these, by name or pattern, with commas")
@@ -148,6 +150,9 @@ def parser() -> Parser:
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
     report.add_argument("directories", nargs="+", metavar="DIR")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
+
+    report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
+    report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
 
     sweep = commands.add_parser("sweep", help="run a suite: algorithms × environments × seeds")
     sweep.add_argument("suite", metavar="SUITE.toml")
@@ -278,9 +283,13 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from maxinforl.experiments.report import report
+    from maxinforl.experiments.report import export_figures, report
 
-    print(f"wrote {report([Path(d) for d in args.directories], Path(args.out))}")
+    page = report(args.directories, args.out)
+    formats = [name for name in ("png", "pdf") if getattr(args, name)]
+    figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
+    for path in [page, *figures]:
+        print(f"wrote {path}")
     return DONE
 
 

@@ -60,7 +60,9 @@ class Claim:
         return f"{what}{less if self.against else ''}, is {self.rule} {self.threshold:g} ({self.over})"
 
 
-def parse_claims(tables: Sequence[Mapping[str, Any]], labels: Iterable[str], environments: Iterable[str]) -> list[Claim]:
+def parse_claims(
+    tables: Sequence[Mapping[str, Any]], labels: Iterable[str], environments: Iterable[str]
+) -> list[Claim]:
     """Claims from a figure's file, every name in them checked."""
     return [_parse(table, list(labels), list(environments)) for table in tables]
 
@@ -228,7 +230,9 @@ def _numbers(
         return {}
     shown = np.exp if claim.ratio else float
     name = "value" if other is None else "ratio" if claim.ratio else "difference"
-    interval = {key: _plain(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))}
+    interval = {
+        key: _plain(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))
+    }
     groups = [g for g in (claim.group, other) if g]
     means = {g: _plain(float(evidence.raw((g, envs[0]), claim).mean())) for g in groups} if len(envs) == 1 else {}
     return {**interval, "seeds": point.n, **({"means": means} if means else {})}

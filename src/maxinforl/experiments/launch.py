@@ -6,6 +6,7 @@ A job is one command that may be started any number of times: it begins the run,
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import shlex
 import signal
@@ -171,11 +172,11 @@ class Ray:
             import ray
         except ImportError as error:
             raise missing_extra("ray", "--launcher ray") from error
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve runs beside any other process
         address = address or os.environ.get("RAY_ADDRESS")
         local = {} if address else {"num_cpus": jobs * resources.cores, "include_dashboard": False}
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="error", **local)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
         except ConnectionError as error:
             raise RunFailed(f"no Ray cluster answers at {address}: start one, or leave --address out") from error
         self.ray, self._pending = ray, {}
@@ -246,6 +247,7 @@ class Slurm:
 
 
 def import_submitit() -> Any:
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # else importing it closes every log handler there is
     try:
         import submitit
     except ImportError as error:

@@ -18,7 +18,7 @@ import numpy as np
 from maxinforl import files
 from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments import figures, report, summary, sweep, theory
-from maxinforl.experiments.claims import SPEED, Claim, Evidence, Verdict, judge, parse_claims
+from maxinforl.experiments.claims import NOT_RUN, SPEED, Claim, Evidence, Verdict, judge, parse_claims
 from maxinforl.experiments.rundir import Run, read_run
 from maxinforl.experiments.suite import Planned, Suite, finished, logged_steps, parse_suite, plan
 from maxinforl.training.directory import command_line
@@ -105,8 +105,7 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
     if where.dry_run:
         return code
     planned = plan(suite.runs(), out / "runs", where.reuse)
-    for verdict in write(found, suite, planned, out):
-        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    show(write(found, suite, planned, out))
     return code
 
 
@@ -114,9 +113,17 @@ def _theory(name: str, out: Path, scale: float, args: Any) -> int:
     given = [flag for flag in ("algos", "envs", "seeds", "set", "reuse") if getattr(args, flag)]
     if given or args.dry_run:
         raise BadInput(f"--{given[0] if given else 'dry-run'} has no meaning for {name}: it has no runs")
-    for verdict in theory.reproduce(name, out, scale):
-        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    show(theory.reproduce(name, out, scale))
     return 0
+
+
+def show(verdicts: Sequence[Verdict]) -> None:
+    """A line per claim that could be judged, and how many could not."""
+    judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
+    for verdict in judged:
+        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    if len(judged) < len(verdicts):
+        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {summary.count(len(verdicts), 'claim')}")
 
 
 def gather(planned: Sequence[Planned], problems: list[str]) -> list[Run]:
@@ -200,4 +207,7 @@ def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: 
     lines = [f"# {found.name}", "", found.suite.title + ".", *([found.about] if found.about else []), "", made, ""]
     lines += [f"Reduced: {reduced}.", ""] if reduced else []
     lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []
-    return "\n".join(lines) + "\n" + theory.verdict_table(verdicts)
+    judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
+    rest = len(verdicts) - len(judged)
+    lines += [f"{summary.count(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
+    return "\n".join([*lines, "", theory.verdict_table(judged) if judged else ""])

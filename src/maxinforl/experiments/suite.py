@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -114,10 +115,8 @@ def logged_steps(folder: Path) -> int:
     steps = [-1]
     if (first := evaluated.partition(",")[0]).isdecimal():
         steps.append(int(first))
-    try:
+    with suppress(ValueError, KeyError, TypeError):
         steps.append(int(json.loads(logged)["step"]))
-    except (ValueError, KeyError, TypeError):
-        pass
     return max(steps)
 
 
@@ -281,7 +280,7 @@ class Suite:
         return replace(self, algorithms=kept_a, environments=kept_e)
 
     def changed(self, pairs: Iterable[tuple[str, Any]]) -> Suite:
-        """With settings, entries of the agent (base.lr) or of the environment (env_arg.NAME) that win over the file's."""
+        """With settings, or entries of agent (base.lr) and environment (env_arg.NAME), that win over the file's."""
         table: dict[str, Any] = {}
         for name, value in pairs:
             if name in SETTINGS and name not in PAIRS:
@@ -394,11 +393,12 @@ def _cells(entry: Table, table: Table) -> Cells:
         if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
             raise BadInput(f"'{key}' in [[cells]] must be a list of names or patterns")
         if key in table:
-            _chosen(f"{key[:-1]} in [[cells]]", value, dict.fromkeys(table[key], {}))
+            _chosen(f"{key[:-1]} in [[cells]]", value, {name: {} for name in table[key]})
     skip = own.pop("skip", False)
     if type(skip) is not bool:
         raise BadInput("'skip' in [[cells]] must be true or false")
-    return Cells(*(tuple(patterns[k]) for k in patterns), _settings(own, "[[cells]]"), skip)
+    algorithms, environments, overrides = map(tuple, patterns.values())
+    return Cells(algorithms, environments, overrides, _settings(own, "[[cells]]"), skip)
 
 
 def _tables(table: Table, key: str) -> list[Table]:

@@ -132,7 +132,9 @@ class Sweep:
         states = [row.state for row in self.rows.values()]
         for row in self.rows.values():
             if row.state == "failed":
-                self.say(f"\nfailed: {row.planned.run.name}\n" + "\n".join(f"  {line}" for line in row.tail.split("\n")))
+                self.say(
+                    f"\nfailed: {row.planned.run.name}\n" + "\n".join(f"  {line}" for line in row.tail.split("\n"))
+                )
         counts = ", ".join(f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted") if s in states)
         self.say(f"{counts} of {len(states)} runs")
         if "interrupted" in states:
@@ -172,6 +174,8 @@ def run(suite: Suite, out: Path, where: Where) -> int:
         console.print(f"left out: {problem}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if where.dry_run:
         describe(suite, planned, out, where, console)
+        return DONE
+    if where.jobs == 0:
         return DONE
     left = [p for p in planned if p.state != "finished"]
     launcher = make_launcher(where.launcher if left else "local", suite.resources, out, where.jobs, where.address)

@@ -81,7 +81,10 @@ def usable_cores() -> int:
 
 def command_line() -> str:
     """The command that runs, as a shell would take it; 'python' where a script of the user's runs."""
-    ours = Path(sys.argv[0]).name.startswith("maxinforl") or Path(sys.argv[0]).parts[-2:] == ("maxinforl", "__main__.py")
+    ours = Path(sys.argv[0]).name.startswith("maxinforl") or Path(sys.argv[0]).parts[-2:] == (
+        "maxinforl",
+        "__main__.py",
+    )
     return shlex.join(["maxinforl", *sys.argv[1:]]) if ours else "python"
 
 
