@@ -19,6 +19,7 @@ import maxinforl
 from maxinforl import cli
 from maxinforl.agent import Agent
 from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.types import Latents
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.compiled import CompiledTrainer
@@ -93,6 +94,7 @@ def test_same_seed_twice_gives_the_same_files(tmp_path):
     assert (tmp_path / "a/eval.csv").read_bytes() == (tmp_path / "b/eval.csv").read_bytes()
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     assert same(saved_weights(tmp_path / "a"), saved_weights(tmp_path / "b"))
+    assert all(line["explore/recent_error"] > 0 for line in metrics(tmp_path / "a"))
     make(seed=1).learn(120, out=tmp_path / "c")
     assert (tmp_path / "a/eval.csv").read_bytes() != (tmp_path / "c/eval.csv").read_bytes()
 
@@ -339,6 +341,21 @@ def test_schedules_say_that_they_stay():
     agent.learn(30)
     with pytest.warns(UserWarning, match="stay planned for 30"):
         agent.learn(30)
+
+
+@pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", "eps-maxinfo-sac", "maxinfo-rnd-sac"])
+def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
+    """Of the newest 64 alone: recomputed from the replay's rows."""
+    agent = make(algo, learning_starts=0, eval_episodes=0).learn(80)
+    assert agent.trainer is not None
+    state, strategy = agent.trainer.state, agent.strategy
+    replay = state.replay
+    newest = np.array(replay.starts)[0, : int(replay.pushed[0])][-64:]
+    z, next_z = (np.array(replay.obs)[0, newest + i] for i in (0, 1))
+    action, reward = np.array(replay.action)[0, newest], np.array(replay.reward)[0, newest]
+    error = strategy.intrinsic.error(state.agent.model, Latents(z, action, reward, next_z, np.zeros((64, 0))))
+    assert float(agent.trainer.program.recent_error(state)) == pytest.approx(float(error), rel=1e-5)
+    assert float(error) > 0
 
 
 # ------------------------------------------------------------------ acting, saving, loading

@@ -17,6 +17,7 @@ from maxinforl.core.types import Batch, Clock, Metrics, Spec, clock
 from maxinforl.replay import Replay, Transition
 
 INIT, STEP = 0, 1  # streams of random numbers
+RECENT = 64  # transitions on which the intrinsic model's error is measured
 
 
 def stream(seed: Array, name: int, step: Array | int = 0) -> Array:
@@ -185,6 +186,15 @@ class Program:
     def react(self) -> Callable:
         """state -> action, where nothing was inserted"""
         return self.compiled("react", lambda s: self.behave(s, uniform=False), (PER_SEED,), 0)
+
+    @cached_property
+    def recent_error(self) -> Callable:
+        """state -> the intrinsic model's error on the newest transitions, asked for once per log line"""
+
+        def error(s: TrainState):
+            return self.agent.recent_error(s.agent, s.replay.recent(RECENT, self.agent.base.gamma))
+
+        return self.compiled("recent_error", error, (PER_SEED,), 0)
 
     # ------------------------------------------------------------ acting for others
 

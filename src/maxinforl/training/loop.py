@@ -102,6 +102,10 @@ class Member:
     def log_line(self) -> dict[str, float]:
         """Everything worth knowing since the last line; a number that is not finite ends the run."""
         line = self.window.drain(self.trainer.program.metric_names)
+        if self.trainer.strategy.measures_error and line.get("explore/model_error") is not None:
+            line["explore/recent_error"] = float(
+                np.array(self.trainer.program.recent_error(self.trainer.state))[self.at]
+            )
         for name, value in line.items():
             if not math.isfinite(value):
                 raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
