@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,15 @@ def command_line() -> str:
 
 
 def open_run(
-    out: Path, settings: Settings, strategy: Strategy, observation: Box, action: Box, by_name: bool = True
+    out: Path,
+    settings: Settings,
+    strategy: Strategy,
+    observation: Box,
+    action: Box,
+    by_name: bool = True,
+    together: Sequence[int] = (),
 ) -> Path:
-    """Creates a run directory with its config.toml."""
+    """Creates a run directory with its config.toml; `together` are the seeds of one program, this one's among them."""
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
@@ -105,6 +111,7 @@ def open_run(
         "command": command_line(),
         "cores": int(os.environ.get("NPROC", 0)) or usable_cores(),  # XLA takes as many threads
         "by_name": by_name,
+        **({"together": list(together)} if together else {}),
         "versions": versions(),
         "spaces": plain_spaces(observation, action),
         "settings": plain_settings(settings),
