@@ -37,7 +37,7 @@ def job(folder: Path, name: str, code: str, **more) -> Job:
     return Job(name, command, folder / name, folder / "logs" / f"{name}.log", **more)
 
 
-def finish(launcher, count: int, seconds: float = 60.0) -> dict[str, launch.Done]:
+def finish(launcher, count: int, seconds: float = 180.0) -> dict[str, launch.Done]:
     done, deadline = {}, time.monotonic() + seconds
     while len(done) < count and time.monotonic() < deadline:
         done |= {d.job.name: d for d in launcher.poll()}

@@ -132,7 +132,14 @@ def test_flags_mean_the_settings():
 def test_the_fingerprint_is_of_the_numbers_only():
     settings = Settings(algo="sac", env="Pendulum-v1", steps=1000)
     mark = lambda **changes: fingerprint(*resolve(replace(settings, **changes)))
-    same = [{"log_every": 7}, {"keep": 1}, {"video": True}, {"record_states": True}, {"capacity": 5000}]
+    same = [
+        {"log_every": 7},
+        {"keep": 1},
+        {"video": True},
+        {"record_states": True},
+        {"capacity": 5000},
+        {"loop": "host"},
+    ]
     same += [{"algo": None, "base": "sac"}, {"set": (("base.tau", 0.005),)}, {"uncertainty": "paper"}]
     assert {mark(**change) for change in same} == {mark()}
     differ = [{"seed": 1}, {"steps": 999}, {"eval_every": 10}, {"eval_episodes": 2}, {"capacity": 500}]

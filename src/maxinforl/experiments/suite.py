@@ -20,7 +20,7 @@ from typing import Any
 
 from maxinforl import config, files
 from maxinforl.agent import read_pairs, read_settings
-from maxinforl.envs.names import DMC, PIXELS, catalogue
+from maxinforl.envs.names import BRAX, DMC, JAX, PIXELS, catalogue
 from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments.rundir import run_folders
 from maxinforl.explore import Strategy
@@ -45,6 +45,8 @@ def fingerprint(settings: Settings, agent: Strategy) -> str:
     """The hash of resolved settings and agent: equal where, on one machine, the numbers are."""
     table = config.to_plain(settings)
     own = {k: v for k, v in table.items() if k not in SILENT and k != "kind"}
+    if not settings.env.startswith((JAX, BRAX)):
+        own.pop("loop")  # only pure environments can be compiled
     own["capacity"] = min(settings.capacity or settings.steps, settings.steps)
     whole = {"format": FORMAT, "settings": own, "agent": config.to_plain(agent)}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]

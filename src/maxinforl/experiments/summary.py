@@ -130,9 +130,9 @@ def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
 # --- grouping -------------------------------------------------------------------------------------------------
 
 # Never part of a label: what differs from run to run anyway, or changes nothing that is learned.
-SAME = {"algo", "env", "seed", "steps", "command", "versions", "format", "cores", "by_name", "spaces"}
+SAME = {"algo", "env", "seed", "steps", "command", "versions", "format", "cores", "by_name", "spaces", "together"}
 SILENT = {"eval_every", "eval_episodes", "log_every", "save_every", "keep", "max_hours", "video", "record_states"}
-SILENT |= {"tensorboard", "wandb", "base", "explore", "intrinsic", "set", "preset", "uncertainty", "capacity"}
+SILENT |= {"tensorboard", "wandb", "base", "explore", "intrinsic", "set", "preset", "uncertainty", "capacity", "loop"}
 TASK = {"env_arg", "action_cost", "action_repeat", "image_size", "frame_stack"}  # what belongs to the task
 
 
