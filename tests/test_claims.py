@@ -70,6 +70,8 @@ def test_windows_choose_the_part_of_training():
 def test_a_run_that_stopped_early_has_no_final_score():
     data = runs({("ours", "dmc/a"): 500}, upto=0.8) + runs({("base", "dmc/a"): 300})
     assert judge([ABOVE], data, ["dmc/a"], "")[0]["verdict"] == NOT_RUN
+    assert judge([replace(ABOVE, window=(0.0, 1.0))], data, ["dmc/a"], "")[0]["verdict"] == NOT_RUN
+    assert judge([replace(ABOVE, window=(0.0, 0.8))], data, ["dmc/a"], "")[0]["verdict"] == CONFIRMED
 
 
 def test_against_several_all_must_hold():

@@ -103,6 +103,7 @@ class Evidence:
         for run in runs:
             self.runs.setdefault((run.algo, run.env), []).append(run)
         self._values: dict[tuple[Key, str, tuple[float, ...]], Array] = {}
+        self._visits: dict[str, dict[str, tuple[Array, Array]]] = {}
 
     def raw(self, key: Key, claim: Claim) -> Array:
         """The statistic of every run of a cell that got far enough."""
@@ -134,13 +135,15 @@ class Evidence:
 
     def _coverage(self, run: Run) -> Series | None:
         """Cells of the box that all runs of the task visited, as the report counts them."""
-        visits = {id(r): s for (_, env), rs in self.runs.items() if env == run.env for r in rs if (s := r.states())}
-        if id(run) not in visits:
+        if run.env not in self._visits:
+            runs = [r for (_, env), group in self.runs.items() if env == run.env for r in group]
+            self._visits[run.env] = {str(r.path): found for r in runs if (found := _visited(r)) is not None}
+        visits = self._visits[run.env]
+        if str(run.path) not in visits:
             return None
-        points = {key: phase(obs)[0] for key, (_, obs) in visits.items()}
-        every = np.concatenate(list(points.values()))
-        step = visits[id(run)][0]
-        return Series(step, step, coverage(points[id(run)], every.min(0), every.max(0)))
+        step, points = visits[str(run.path)]
+        every = np.concatenate([places for _, places in visits.values()])
+        return Series(step, step, coverage(points, every.min(0), every.max(0)))
 
     def values(self, key: Key, claim: Claim) -> Array:
         """The statistic in the units the claim compares."""
@@ -157,6 +160,15 @@ class Evidence:
         terms = [(1 / len(envs), self.values((claim.group, env), claim)) for env in envs]
         terms += [(-1 / len(envs), self.values((other, env), claim)) for env in envs] if other else []
         return st.contrast(terms, confidence) if terms and all(len(values) for _, values in terms) else None
+
+
+def _visited(run: Run) -> tuple[Array, Array] | None:
+    """Steps and places of the states a run recorded; None where it recorded none that can be read."""
+    try:
+        states = run.states()
+    except BadInput:
+        return None
+    return None if states is None else (states[0], phase(states[1])[0])
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from maxinforl.errors import unknown
 from maxinforl.experiments import cost
 from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
 from maxinforl.experiments.suite import Planned, Suite, last_line, plan
+from maxinforl.experiments.summary import count
 
 DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
 ROWS = 20  # of the live table
@@ -71,7 +72,8 @@ class Sweep:
 
     def go(self) -> int:
         jobs = {p.run.name: job_for(p, self.out, self.threads) for p in self.plan if p.state != "finished"}
-        self.say(f"{len(self.rows)} runs: {len(self.rows) - len(jobs)} finished before, {len(jobs)} to do → {self.out}")
+        before = len(self.rows) - len(jobs)
+        self.say(f"{count(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
         for job in jobs.values():
             self.launcher.submit(job)
         try:
@@ -136,7 +138,7 @@ class Sweep:
                     f"\nfailed: {row.planned.run.name}\n" + "\n".join(f"  {line}" for line in row.tail.split("\n"))
                 )
         counts = ", ".join(f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted") if s in states)
-        self.say(f"{counts} of {len(states)} runs")
+        self.say(f"{counts} of {count(len(states), 'run')}")
         if "interrupted" in states:
             self.say("start the same command again to finish the others")
         return RUN_FAILED if "failed" in states else PREEMPTED if "interrupted" in states else DONE
