@@ -130,6 +130,21 @@ def parser() -> Parser:
     reproduce.add_argument("figure", metavar="FIGURE", help="bandit, soft-policy-iteration or kl-objective")
     reproduce.add_argument("--out", required=True, help="directory for data, figure and verdicts", metavar="DIR")
 
+    bench = commands.add_parser(
+        "bench",
+        help="time updates and agent steps against their matrix products",
+        epilog="example: maxinforl bench speed --algos sac,maxinfo-sac --uncertainty paper --json speed.json",
+    )
+    bench.add_argument("what", choices=("speed",), metavar="speed")
+    bench.add_argument(
+        "--algos", default="sac,maxinfo-sac", help="names with commas between them, or all", metavar="NAMES"
+    )
+    bench.add_argument("--uncertainty", help="ensemble: paper or light (default: the preset's)", metavar="KIND")
+    bench.add_argument("--batch-size", type=typed("batch-size", int, "a whole number"), default=256, metavar="N")
+    bench.add_argument("--image-size", type=typed("image-size", int, "a whole number"), default=84, metavar="N")
+    bench.add_argument("--no-start", action="store_true", help="do not time how long a fresh process takes to begin")
+    bench.add_argument("--json", help="write the numbers to a file too", metavar="FILE")
+
     commands.add_parser("doctor", help="check this machine and say what to fix")
     return root
 
@@ -230,6 +245,23 @@ def listing(args: argparse.Namespace) -> int:
     return DONE
 
 
+def bench(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from rich.console import Console
+
+    from maxinforl.algorithms import CATALOGUE, algorithm
+    from maxinforl.experiments import speed
+    from maxinforl.settings import Settings
+
+    names = list(CATALOGUE) if args.algos == "all" else args.algos.split(",")
+    pixels = {name: algorithm(name).base.encoder.pixels for name in names}
+    env = {False: "Pendulum-v1", True: "pixels/pendulum-hanging"}
+    given = {"uncertainty": args.uncertainty, "batch_size": args.batch_size, "image_size": args.image_size}
+    chosen = [Settings(algo=name, env=env[pixels[name]], **given) for name in names]
+    speed.command(chosen, Path(args.json) if args.json else None, not args.no_start, Console(width=160))
+    return DONE
+
+
 def doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -263,6 +295,7 @@ COMMANDS = {
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
+    "bench": bench,
 }
 
 if __name__ == "__main__":
