@@ -463,9 +463,10 @@ def test_a_video_of_the_last_evaluation(tmp_path):
 def test_a_bad_observation_ends_the_run_with_code_3_and_keeps_it(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", "--algo", "sac", "--env", "Poisoned-v0", "--steps", "100", *FLAGS, "--save-every", "10"]
+    command += ["--max-faults", "0"]
     assert cli.main([*command, "--eval-episodes", "0", "--out", str(out)]) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "observation is nan at entry 0" in said and "step" in said
     assert CheckpointStore(out / "checkpoints").load().step >= 20
     with pytest.raises(RunFailed):
-        make("sac", env="Poisoned-v0", eval_episodes=0).learn(100)
+        make("sac", env="Poisoned-v0", eval_episodes=0, max_faults=0).learn(100)

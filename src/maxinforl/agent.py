@@ -69,8 +69,7 @@ class Agent:
         if self.trainer is None:
             if self.env is None:
                 raise BadInput("this agent has no environment: pass one to load(directory, env=...)")
-            options = env_options(self.settings)
-            pool = envs.make_pool(self.env, num_envs=self.settings.num_envs, seed=self.settings.seed, **options)
+            pool = envs.make_pool(self.env, **pool_options(self.settings))
             total = self.total_steps or steps
             self.trainer = Trainer(self.strategy, self.settings, pool, total)
             if self._loaded is not None:
@@ -210,6 +209,11 @@ def env_options(settings: Settings) -> dict[str, Any]:
         "env_args": settings.env_arg,
         "image_size": settings.image_size,
     }
+
+
+def pool_options(settings: Settings) -> dict[str, Any]:
+    names = ("num_envs", "seed", "max_faults", "workers", "env_timeout")
+    return env_options(settings) | {name: getattr(settings, name) for name in names}
 
 
 def make(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
 from maxinforl.core.update import TrainState
 from maxinforl.errors import RunFailed
-from maxinforl.replay import LAST, TRUNCATED, Replay
+from maxinforl.replay import LAST, Replay, Transition
 from maxinforl.training.loop import Trainer, agent_arrays, agent_from
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
 
@@ -28,7 +28,7 @@ def save(trainer: Trainer, store: CheckpointStore, meta: dict[str, Any], wait: b
 
 def arrays(trainer: Trainer) -> dict[str, np.ndarray]:
     state = trainer.state
-    host = {"action": trainer.action, "episodes": trainer.pool.episodes.copy()}
+    host = {"action": trainer.action, "episodes": trainer.pool.episodes.copy(), "faults": trainer.pool.faults}
     return (
         {f"agent/{k}": v for k, v in agent_arrays(state.agent).items()}
         | {f"clock/{k}": np.array(v) for k, v in state.clock._asdict().items()}
@@ -38,12 +38,12 @@ def arrays(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def new_rows(replay: Replay, saved: list[int]) -> Rows:
-    """The rows of every lane from those already saved up to the head, whose row is provisional."""
+    """The rows of every lane from the last one saved, whose end a fault may have changed, up to the head."""
     heads = np.array(replay.head)
     columns = {name: getattr(replay, name) for name in COLUMNS}
     lanes = []
     for lane, head in enumerate(int(h) for h in heads):
-        first = max(saved[lane], head - replay.rows + 1)
+        first = max(saved[lane] - 1, head - replay.rows + 1, 0)
         index = np.arange(first, head + 1) % replay.rows
         lanes.append(Lane(first, {name: np.array(column[lane, index]) for name, column in columns.items()}))
     return Rows(replay.rows, lanes)
@@ -63,6 +63,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> str | None:
     )
     trainer.window.restore(part("window/"))
     trainer.step, trainer.action = checkpoint.step, host["action"].copy()
+    trainer.pool.faults = int(host.get("faults", 0))
     return replay_episodes(trainer, host["episodes"])
 
 
@@ -99,11 +100,10 @@ def replay_episodes(trainer: Trainer, episodes: np.ndarray) -> str | None:
         back = np.arange(head - ages[lane, head % replay.rows], head) % replay.rows
         past.append(np.array(replay.action[lane, back]))
     stored = np.array(replay.obs[np.arange(len(heads)), heads % replay.rows])
-    try:
-        if np.array_equal(trainer.pool.restore(episodes, past), stored):
-            return None
-    except RunFailed:
-        pass
+    if trainer.pool.seedable:
+        with suppress(RunFailed):
+            if np.array_equal(trainer.pool.restore(episodes, past), stored):
+                return None
     start_afresh(trainer, episodes + 1)
     return (
         "this environment does not repeat an episode from its seed and actions, so the run goes on with new episodes, "
@@ -112,16 +112,9 @@ def replay_episodes(trainer: Trainer, episodes: np.ndarray) -> str | None:
 
 
 def start_afresh(trainer: Trainer, episodes: np.ndarray) -> None:
-    """New episodes in every lane; a transition that was open ends in a truncation."""
-    replay, obs = trainer.state.replay, trainer.pool.restore(episodes, [()] * trainer.pool.num_envs)
-    lane, rows = replay.lanes, replay.rows
-    here, before = replay.head % rows, (replay.head - 1) % rows
-    going = replay.age[lane, here] > 0
-    end = replay.end.at[lane, before].set(jnp.where(going, TRUNCATED, replay.end[lane, before]).astype(jnp.uint8))
-    end = end.at[lane, here].set(jnp.where(going, LAST, 0).astype(jnp.uint8))
-    head = replay.head + going
-    fresh = (replay.obs.at[lane, head % rows].set(obs), end.at[lane, head % rows].set(0))
-    age = replay.age.at[lane, head % rows].set(0)
-    replay = eqx.tree_at(lambda r: (r.obs, r.end, r.age, r.head), replay, (*fresh, age, head))
-    trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
+    """New episodes in every lane; those that were open are cut, as an environment that breaks cuts them."""
+    pool, state = trainer.pool, trainer.state
+    obs, none = pool.restore(episodes, [()] * pool.num_envs), np.zeros(pool.num_envs, bool)
+    cut = Transition(trainer.action, none.astype(np.float32), none, ~none, obs, obs, none)
+    trainer.state = TrainState(state.agent, state.replay.add(cut), state.clock, state.seed)
     trainer.action = np.array(trainer.program.react(trainer.state))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maxinforl.agent import Agent, check_fit, load, plain_settings
+from maxinforl.envs import Watchdog
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.settings import Settings, resolve, title
@@ -92,7 +93,8 @@ def follow(agent: Agent, directory: Path, recorder: StateRecorder | None, store:
         trainer, bar, agent._evaluator(settings), directory, {}, optional_sinks(settings, directory), recorder, store
     )
     try:
-        outcome = run.until(settings.steps)
+        with Watchdog(settings.env_timeout, [] if settings.workers else [trainer.pool]):
+            outcome = run.until(settings.steps)
     except RunFailed as error:
         raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {directory})") from error
     finally:

@@ -130,7 +130,7 @@ class Trainer:
         for name, value in line.items():
             if not math.isfinite(value):
                 raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
-        return {"step": self.step, "env_step": self.env_step} | line
+        return {"step": self.step, "env_step": self.env_step, "rollout/faults": self.pool.faults} | line
 
 
 def spec_of(pool: EnvPool, stack: int) -> Spec:

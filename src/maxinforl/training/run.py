@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 
 from maxinforl.envs.record import StateRecorder
 from maxinforl.training import checkpoint
@@ -45,6 +46,8 @@ class Run:
             self.store = CheckpointStore(self.directory / "checkpoints", self.trainer.settings.keep)
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
         self.outcome, self.watch = Outcome(), Stopwatch()
+        if not self.progress.quiet:
+            self.trainer.pool.tell = lambda sentence: self.progress.say(escape(sentence))
 
     def until(self, last: int) -> Outcome:
         """Trains until `last` transitions; a signal or --max-hours ends it earlier, with a checkpoint."""
