@@ -1,5 +1,6 @@
 """A run as a user sees it: reproducible, resumable bit for bit, counted right, saved and loaded whole."""
 
+import itertools
 import json
 import os
 import signal
@@ -201,8 +202,8 @@ def test_an_environment_that_does_not_repeat_is_truncated_and_said(tmp_path, mon
         interrupted(patch, at=45)
         with pytest.raises(MemoryError):
             cli.main([*command, "--out", str(tmp_path / "run")])
-    before = Corridor.reset
-    monkeypatch.setattr(Corridor, "reset", lambda self, **kw: before(self, seed=int(time.time_ns() % 1000)))
+    before, seeds = Corridor.reset, itertools.count()
+    monkeypatch.setattr(Corridor, "reset", lambda self, **kw: before(self, seed=next(seeds)))
     with pytest.warns(UserWarning, match="ignores its seed"):
         assert cli.main(["resume", str(tmp_path / "run")]) == 0
     assert "does not repeat" in " ".join(capsys.readouterr().out.split())

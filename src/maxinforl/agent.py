@@ -297,7 +297,7 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     from maxinforl.training.directory import read_run
 
     settings, strategy, plain = read_run(path, custom)
-    saved = CheckpointStore(path / "checkpoints").load(rows=False)
+    saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
     for warning in saved.warnings:
         warnings.warn(warning, stacklevel=3)
     part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}

@@ -11,6 +11,7 @@ import numpy as np
 from maxinforl.core.update import TrainState
 from maxinforl.errors import RunFailed
 from maxinforl.replay import LAST, Replay, Transition
+from maxinforl.training import guard
 from maxinforl.training.loop import Trainer, agent_arrays, agent_from
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
 
@@ -20,8 +21,9 @@ COLUMNS = ("obs", "action", "reward", "end", "age")
 def save(trainer: Trainer, store: CheckpointStore, meta: dict[str, Any], wait: bool = False) -> None:
     """Begins to write a checkpoint of the trainer as it is now, from copies."""
     replay = trainer.state.replay
-    rows = new_rows(replay, store.saved_upto(trainer.pool.num_envs))
-    store.save_async(trainer.step, arrays(trainer), rows, meta)
+    state, rows = arrays(trainer), new_rows(replay, store.saved_upto(trainer.pool.num_envs))
+    guard.check_weights(trainer.program, trainer.state, state)
+    store.save_async(trainer.step, state, rows, meta)
     if wait:
         store.wait()
 

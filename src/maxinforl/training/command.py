@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,8 +13,9 @@ from maxinforl.agent import Agent, check_fit, load, plain_settings
 from maxinforl.envs import Watchdog
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
-from maxinforl.training import checkpoint
+from maxinforl.training import changes, checkpoint
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
@@ -123,11 +125,13 @@ def show(agent: Agent, directory: Path) -> None:
     say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
 
-def resume(directory: Path) -> int:
-    """Continues every unfinished run of a directory."""
+def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
+    """Continues every unfinished run of a directory, with settings changed where that was asked for and allowed."""
     if not holds_run(directory):
         raise BadInput(f"{directory} holds no run: there is no config.toml in it")
-    return carry_on([directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*")))
+    runs = [directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*"))
+    changes.ask(runs, given, override)
+    return carry_on(runs)
 
 
 def continue_run(directory: Path) -> bool:
@@ -137,7 +141,7 @@ def continue_run(directory: Path) -> bool:
         raise BadInput(f"{directory} was trained on an environment of your own: resume it from Python")
     agent = Agent(settings, strategy, settings.env)
     agent.total_steps = settings.steps
-    store = CheckpointStore(directory / "checkpoints", settings.keep)
+    store = CheckpointStore(inside(directory, "checkpoints"), settings.keep)
     saved = store.load() if store.steps() else None
     if saved is not None and saved.step >= settings.steps:
         say(f"{directory} is finished: {saved.step} of {settings.steps} steps")
@@ -153,6 +157,7 @@ def continue_run(directory: Path) -> bool:
         for sentence in (*saved.warnings, *saved.drift, checkpoint.restore(trainer, saved)):
             if sentence:
                 say(f"[yellow]{sentence}[/]")
+        trainer.replan(table.get("planned"))
         log.cut_back(saved.step)
         if recorder is not None and (directory / "states.npz").exists():
             recorder = StateRecorder.load(directory / "states.npz", saved.step)

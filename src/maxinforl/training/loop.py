@@ -22,6 +22,7 @@ from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.settings import Settings, check_updates
+from maxinforl.training import guard
 from maxinforl.training.log import Window
 
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
@@ -97,6 +98,13 @@ class Trainer:
         replay = self.state.replay.grow(rows_for(self.step + steps, self.settings))
         self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
 
+    def replan(self, steps: int | None) -> None:
+        """Room and schedules for another number of transitions than the run was begun with."""
+        if steps is not None:
+            self.make_room(steps - self.step)
+            self.total, clock = steps, self.state.clock._replace(total=jnp.int32(steps))
+            self.state = TrainState(self.state.agent, self.state.replay, clock, self.state.seed)
+
     def adopt(self, agent: Any, clock: Clock) -> None:
         """Continues with an agent that was loaded, on an empty replay."""
         self.state = TrainState(agent, self.state.replay, clock._replace(step=self.state.clock.step), self.state.seed)
@@ -117,6 +125,7 @@ class Trainer:
             self.state, action = self.program.collect(self.state, transition)
         else:
             self.state, action, metrics = self.program.step(self.state, transition)
+            guard.check(self.program, self.state, np.array(metrics), np.array(action))
             self.window.add(np.array(metrics))
         self.action = np.array(action)
         for _, ret, length in self.pool.finished:

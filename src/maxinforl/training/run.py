@@ -12,6 +12,7 @@ from rich.markup import escape
 from maxinforl.envs.record import StateRecorder
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
+from maxinforl.training.guard import NotFinite
 from maxinforl.training.log import RunFiles, Sink
 from maxinforl.training.loop import Every, Stopwatch, Trainer, signals
 from maxinforl.training.progress import Progress
@@ -51,6 +52,13 @@ class Run:
 
     def until(self, last: int) -> Outcome:
         """Trains until `last` transitions; a signal or --max-hours ends it earlier, with a checkpoint."""
+        try:
+            return self._until(last)
+        except NotFinite as bad:
+            steps = self.store.steps() if self.store is not None else []
+            raise bad.saved(self.directory, max(steps, default=None)) from None
+
+    def _until(self, last: int) -> Outcome:
         settings, stride = self.trainer.settings, self.trainer.pool.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         with self.progress, signals() as asked:
@@ -110,6 +118,8 @@ class Run:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
+        if self.files is not None:
+            self.files.sync()
         checkpoint.save(self.trainer, self.store, self.meta, wait)
 
     def close(self) -> None:
