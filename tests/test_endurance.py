@@ -32,6 +32,7 @@ BAD_EPISODES = [episode_seed(0, lane, e) for lane in range(2) for e in (3, 8, 11
 gym.register("Brittle-v0", lambda: Brittle(BAD_EPISODES, "nan_observation"))
 gym.register("Hanging-v0", lambda: Brittle([episode_seed(0, 0, 2)], "hang"))
 SHORT = ["--algo", "sac", *FLAGS, "--eval-episodes", "0"]
+IDLE = ["--learning-starts", "1000"]  # only acts at random, which compiles in no time
 
 
 # ------------------------------------------------------------------ environment faults in a run
@@ -65,7 +66,8 @@ def test_a_saved_row_whose_episode_a_fault_cut_is_saved_again(tmp_path):
     agent = maxinforl.make(
         "sac", "Brittle-v0", set={"base.hidden": (8, 8)}, batch_size=4, eval_episodes=0, save_every=1
     )
-    agent.learn(30, out=tmp_path / "run")
+    with pytest.warns(UserWarning, match="fault 1 of at most 10"):
+        agent.learn(30, out=tmp_path / "run")
     assert agent.trainer is not None
     replay, saved = agent.trainer.state.replay, replay_of(tmp_path / "run")
     head = int(replay.head[0])
@@ -86,7 +88,7 @@ sys.exit(cli.main(sys.argv[1:]))
 def test_a_hang_ends_the_run_with_code_3_and_the_run_goes_on_later(tmp_path):
     """No workers: nothing can end the call, so the process ends."""
     out = tmp_path / "run"
-    flags = ["train", *SHORT, "--env", "Hanging-v0", "--steps", "40", "--save-every", "5", "--env-timeout", "2"]
+    flags = ["train", *SHORT, *IDLE, "--env", "Hanging-v0", "--steps", "40", "--save-every", "5", "--env-timeout", "2"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ran = subprocess.run(
         [sys.executable, "-c", HANGS, *flags, "--out", str(out)], capture_output=True, text=True, env=env, timeout=120
@@ -216,7 +218,7 @@ def test_skipped_updates_are_counted_over_the_whole_run():
 
 def test_resume_lists_differences_and_changes_them_only_when_told(tmp_path, capsys):
     out = str(tmp_path / "run")
-    begun = ["train", *SHORT, "--env", "Corridor-v0", "--steps", "20", "--set", "base.gamma=0.9", "--out", out]
+    begun = ["train", *SHORT, *IDLE, "--env", "Corridor-v0", "--steps", "20", "--set", "base.gamma=0.9", "--out", out]
     assert cli.main(begun) == 0
     before = (tmp_path / "run/config.toml").read_bytes()
     assert cli.main(["resume", out, "--steps", "20", "--env", "Corridor-v0"]) == 0
@@ -256,7 +258,7 @@ def test_what_cannot_change_within_a_run_is_refused(given, words):
 
 
 def test_a_change_of_shape_is_refused_before_anything_is_written(tmp_path, capsys):
-    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (8, 8)}, eval_episodes=0)
+    agent = maxinforl.make("sac", "Corridor-v0", learning_starts=1000, eval_episodes=0)
     agent.learn(1, out=tmp_path / "run")
     before = (tmp_path / "run/config.toml").read_bytes()
     assert cli.main(["resume", str(tmp_path / "run"), "--set", "base.hidden=[9,9]", "--override"]) == 2
@@ -268,7 +270,7 @@ def test_a_change_of_shape_is_refused_before_anything_is_written(tmp_path, capsy
 
 
 def test_a_run_whose_checkpoints_are_a_link_is_refused(tmp_path, capsys):
-    maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (8, 8)}, eval_episodes=0).learn(1, out=tmp_path / "run")
+    maxinforl.make("sac", "Corridor-v0", learning_starts=1000, eval_episodes=0).learn(1, out=tmp_path / "run")
     (tmp_path / "run/checkpoints").rename(tmp_path / "elsewhere")
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
     assert cli.main(["resume", str(tmp_path / "run")]) == 2

@@ -29,7 +29,7 @@ class Brittle(gym.Env):
     closed = 0
 
     def __init__(self, breaks=(), how="exception", at=3):
-        self.breaks, self.how, self.at = breaks, how, at
+        self.breaks, self.how, self.at, self.bad = breaks, how, at, False
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -68,7 +68,8 @@ class Brittle(gym.Env):
 
     def close(self):
         type(self).closed += 1
-        raise RuntimeError("closing fails too")
+        if self.bad:
+            raise RuntimeError("closing fails too")
 
 
 def brittle(how="exception", lane=1, episodes=(0,), at=3):
