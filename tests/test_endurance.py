@@ -145,10 +145,10 @@ class Witness:
         return state, {}
 
 
-def small_program(**options):
+def small_program(rows=32, **options):
     """Ten transitions of known actions, and a step to learn from them."""
     program = Program(Witness(), Spec((2,), 1), 4, **options)
-    replay = Replay.create(1, 16, (2,), jnp.float32, 1)
+    replay = Replay.create(1, rows, (2,), jnp.float32, 1)
     for i in range(10):
         replay = replay.add(transition(1, i, program.spec, action=np.array([[i / 10]], np.float32)))
     seed = jnp.uint32(3)
@@ -173,20 +173,39 @@ def test_the_first_bad_tensor_is_named_in_order():
     program.metric_names[:] = ["train/actor_loss", "train/critic_loss"]
     fine, nan = np.zeros(2, np.float32), np.array([0.0, np.nan], np.float32)
     action = np.zeros((1, 1), np.float32)
-    guard.check(program, state, fine, action)
+    guard.check(program, state, fine[None], action)
     with pytest.raises(guard.NotFinite, match="train/critic_loss is nan at step 0"):
-        guard.check(program, state, nan, action)
+        guard.check(program, state, nan[None], action)
     with pytest.raises(guard.NotFinite, match="the next action is inf"):
-        guard.check(program, state, fine, action + np.inf)
+        guard.check(program, state, fine[None], action + np.inf)
     poisoned = jax.tree.map(lambda x: x * jnp.nan if x.dtype == jnp.float32 else x, state.replay)
     bad_rows = type(state)(state.agent, poisoned, state.clock, state.seed)
     with pytest.raises(guard.NotFinite, match="batch/obs is nan"):
-        guard.check(program, bad_rows, nan, action)
+        guard.check(program, bad_rows, nan[None], action)
     leaves = {f"agent/{k}": np.array(v) for k, v in state.agent.items()}
     guard.check_weights(program, state, leaves)
-    leaves["agent/weight"][1, 1] = np.nan
+    weight = state.agent["weight"].at[1, 1].set(jnp.nan)
+    bad_weight = type(state)(state.agent | {"weight": weight}, state.replay, state.clock, state.seed)
     with pytest.raises(guard.NotFinite, match="agent/weight is nan"):
-        guard.check_weights(program, state, leaves)
+        guard.check_weights(program, bad_weight, leaves | {"agent/weight": np.array(weight)})
+
+
+@pytest.mark.parametrize("rows", [32, 16])
+def test_a_step_in_the_middle_of_a_chunk_gets_the_batch_it_drew(rows):
+    """As in the compiled loop, where the host sees the metrics of many steps at once; unless rows were overwritten."""
+    program, state = small_program(rows, updates=2)
+    program.metric_names[:] = ["train/loss"]
+    states, values = [], np.zeros((6, 1), np.float32)
+    for i in range(6):
+        ends = {"truncated": np.array([i % 2 == 1])}
+        state = program.insert(state, transition(1, i, program.spec, action=np.array([[i]], np.float32), **ends))
+        states.append(state)
+    values[2:] = np.nan
+    with pytest.raises(guard.NotFinite, match="train/loss is nan at step 3") as caught:
+        guard.check(program, state, values, np.zeros((1, 1), np.float32))
+    expected = guard.drawn(program, states[2]) if rows == 32 else {}
+    assert expected.keys() == caught.value.arrays.keys()
+    assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
 
 
 def test_one_seed_of_several_is_the_one_that_is_named():
@@ -194,10 +213,10 @@ def test_one_seed_of_several_is_the_one_that_is_named():
     program.metric_names[:] = ["train/critic_loss"]
     values = np.array([[0.0], [0.0], [np.inf]], np.float32)
     with pytest.raises(guard.NotFinite, match="train/critic_loss is inf") as caught:
-        guard.check(program, states, values, np.zeros((3, 1, 1), np.float32))
-    expected = guard.drawn(program, guard.alone(states, 2))
+        guard.check(program, states, values[:, None], np.zeros((3, 1, 1), np.float32))
+    expected = guard.drawn(program, guard.alone(states, program, 2))
     assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
-    assert not np.array_equal(expected["key"], guard.drawn(program, guard.alone(states, 1))["key"])
+    assert not np.array_equal(expected["key"], guard.drawn(program, guard.alone(states, program, 1))["key"])
 
 
 def test_skipped_updates_are_counted_over_the_whole_run():

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from maxinforl.envs.fault import Watchdog
+from maxinforl.envs.fault import Caller, Fault, Watchdog
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
@@ -18,7 +18,9 @@ from maxinforl.errors import BadInput
 
 __all__ = [
     "Adapted",
+    "Caller",
     "EnvPool",
+    "Fault",
     "Finished",
     "Normalised",
     "Transition",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,76 +23,88 @@ from maxinforl.errors import BadInput, RunFailed
 if TYPE_CHECKING:
     from maxinforl.agent import Agent
 
+Arrays = dict[str, np.ndarray]
 ADVICE = "lower the learning rate or scale the reward"
 
 
 class NotFinite(RunFailed):
-    """A number of a step is not finite: `tensor` names the first, `arrays` hold the batches and the update's keys."""
+    """A number of a step is not finite: `tensor` names the first, `arrays` hold its batches and keys where they are
+    still to be had, and `seed` is the place of its seed among those that train together."""
 
-    def __init__(self, tensor: str, value: float, step: int, arrays: dict[str, np.ndarray], kept: str = ""):
+    def __init__(self, tensor: str, value: float, step: int, arrays: Arrays, seed: int = 0, kept: str = ""):
         super().__init__(f"{tensor} is {value} at step {step}: {kept}{ADVICE}")
-        self.tensor, self.value, self.step, self.arrays = tensor, value, step, arrays
+        self.tensor, self.value, self.step, self.arrays, self.seed = tensor, value, step, arrays, seed
 
     def saved(self, directory: Path | None, checkpoint: int | None) -> NotFinite:
         """The same error, which also says where its batch is and which checkpoint is the last good one."""
         if directory is None:
             return self
-        path = directory / f"bad-batch-{self.step}.safetensors"
-        files.save_arrays(path, self.arrays, {"step": self.step, "tensor": self.tensor, "value": str(self.value)})
+        path, batch = directory / f"bad-batch-{self.step}.safetensors", "its batch was overwritten meanwhile"
+        if self.arrays:
+            files.save_arrays(path, self.arrays, {"step": self.step, "tensor": self.tensor, "value": str(self.value)})
+            batch = f"its batch is in {path}"
         good = "no checkpoint was written yet" if checkpoint is None else f"the checkpoint at step {checkpoint} is kept"
-        kept = f"the batch of that step is in {path} and {good}; "
-        return NotFinite(self.tensor, self.value, self.step, self.arrays, kept)
+        return NotFinite(self.tensor, self.value, self.step, self.arrays, self.seed, f"{batch} and {good}; ")
 
 
 def check(program: Program, state: TrainState, metrics: np.ndarray, action: np.ndarray) -> None:
-    """Raises NotFinite after a step whose metrics (one row per seed) or next actions are not finite."""
+    """Raises NotFinite where the metrics of the last steps, [(seeds,) steps, names], or the next actions are not."""
     if np.isfinite(metrics).all() and np.isfinite(action).all():
         return
-    seed = None
-    if program.seeds is not None:
-        whole = np.isfinite(metrics).all(-1) & np.isfinite(action).reshape(len(metrics), -1).all(-1)
-        seed = int(np.argmin(whole))
-        metrics, action = metrics[seed], action[seed]
-    own = alone(state, seed)
-    known = dict(zip(program.metric_names, metrics))
-    raise diagnose(program, own, known, {"the next action": action})
+    if program.seeds is None:
+        metrics, action = metrics[None], action[None]
+    fine = np.array(np.isfinite(metrics).all(-1))
+    fine[:, -1] &= np.isfinite(action).reshape(len(action), -1).all(-1)
+    step = int(np.argmin(fine.all(0)))
+    seed, ago = int(np.argmin(fine[:, step])), fine.shape[1] - 1 - step
+    own = rewound(alone(state, program, seed), ago)
+    # a replay that is full has overwritten rows since a step before the last
+    arrays = {} if ago and bool(own.replay.popped.any()) else drawn(program, own)
+    raise diagnose(own, seed, arrays, dict(zip(program.metric_names, metrics[seed, step])), action[seed])
 
 
-def check_weights(program: Program, state: TrainState, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises NotFinite before a checkpoint is written of an agent with weights that are not finite."""
-    for name, array in arrays.items():
-        if name.startswith("agent/") and not whole(array):
-            bad = None if program.seeds is None else int(np.argwhere(~np.isfinite(array))[0][0])
-            raise diagnose(program, alone(state, bad), {}, {name: array})
+def check_weights(program: Program, state: TrainState, arrays: Mapping[str, np.ndarray], seed: int = 0) -> None:
+    """Raises NotFinite before a checkpoint is written of a seed's agent with weights that are not finite."""
+    if not all(whole(array) for name, array in arrays.items() if name.startswith("agent/")):
+        own = alone(state, program, seed)
+        raise diagnose(own, seed, drawn(program, own), {}, np.zeros(0))
 
 
 def whole(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def alone(state: TrainState, seed: int | None) -> TrainState:
-    """The state of one of several seeds."""
-    if seed is None:
+def alone(state: TrainState, program: Program, seed: int) -> TrainState:
+    """The state of one of the seeds of a program."""
+    if program.seeds is None:
         return state
     agent, replay, key = jax.tree.map(lambda x: x[seed], (state.agent, state.replay, state.seed))
     return TrainState(agent, replay, state.clock, key)
 
 
-def diagnose(
-    program: Program, state: TrainState, metrics: Mapping[str, Any], seen: Mapping[str, np.ndarray]
-) -> NotFinite:
-    """The error about the first bad tensor of a step: of its batch, its metrics, the agent, or what was seen to be."""
-    arrays = drawn(program, state)
+def rewound(state: TrainState, steps: int) -> TrainState:
+    """The replay and the clock as they were some steps ago; the agent stays as it is now."""
+    if steps == 0:
+        return state
+    replay, lanes = state.replay, state.replay.obs.shape[0]
+    pushed = replay.pushed - steps
+    head = replay.starts[replay.lanes, pushed % replay.rows]
+    replay = eqx.tree_at(lambda r: (r.pushed, r.head), replay, (pushed, head))
+    return TrainState(state.agent, replay, state.clock._replace(step=state.clock.step - steps * lanes), state.seed)
+
+
+def diagnose(state: TrainState, seed: int, arrays: Arrays, metrics: Mapping[str, Any], action: np.ndarray) -> NotFinite:
+    """The error about the first bad tensor of a step: of its batch, its metrics, the agent or the next action."""
+    batch = {k: v for k, v in arrays.items() if k.startswith("batch/")}
     agent = {f"agent/{name}": leaf for name, leaf in _named(state.agent)}
-    suspects = {k: v for k, v in arrays.items() if k.startswith("batch/")} | dict(metrics) | agent | dict(seen)
-    for name, value in suspects.items():
+    for name, value in (batch | dict(metrics) | agent | {"the next action": action}).items():
         array = np.asarray(value)
         if not whole(array):
-            return NotFinite(name, float(array[~np.isfinite(array)].flat[0]), int(state.clock.step), arrays)
+            return NotFinite(name, float(array[~np.isfinite(array)].flat[0]), int(state.clock.step), arrays, seed)
     raise AssertionError("diagnose was asked about a step that is whole")
 
 
-def drawn(program: Program, state: TrainState) -> dict[str, np.ndarray]:
+def drawn(program: Program, state: TrainState) -> Arrays:
     """The batches that the update at this state's step drew, [rounds, updates, batch, ...], and the keys it used."""
     rounds = [jax.jit(program.draw)(state, jnp.int32(i)) for i in range(program.rounds)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *(batch for batch, _ in rounds))
