@@ -113,6 +113,8 @@ def parser() -> Parser:
 
     resume = commands.add_parser("resume", help="continue a run where it stopped")
     resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("--override", action="store_true", help="let the settings given here replace the run's own")
+    add_settings(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a trained agent")
     evaluate.add_argument("directory", metavar="DIR")
@@ -184,10 +186,17 @@ def prepare_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags."""
+    from maxinforl.settings import Settings
+
+    given = {f.name: getattr(args, f.name) for f in fields(Settings)}
+    return {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
+
+
 def settings_from(args: argparse.Namespace) -> Any:
     from maxinforl import files
     from maxinforl.agent import read_settings
-    from maxinforl.settings import Settings
 
     table = {}
     if args.config is not None:
@@ -196,8 +205,7 @@ def settings_from(args: argparse.Namespace) -> Any:
         table = files.read_toml(args.config)
         table = table.get("settings", table)
     base = read_settings(table)
-    given = {f.name: getattr(args, f.name) for f in fields(Settings)}
-    given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
+    given = given_settings(args)
     if "algo" in given:
         base = (
             replace(base, base=None, explore=None, intrinsic=None)
@@ -226,7 +234,7 @@ def resume(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl.training import command
 
-    return command.resume(Path(args.directory))
+    return command.resume(Path(args.directory), given_settings(args), args.override)
 
 
 def evaluate(args: argparse.Namespace) -> int:
