@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed, unknown
+from maxinforl.errors import BadInput, RunFailed
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -95,6 +95,28 @@ def seed_range(text: str) -> list[int]:
     return seeds
 
 
+def add_suite_options(parser: argparse.ArgumentParser) -> None:
+    """What `sweep` and `reproduce` share: where runs happen, and which part of a suite they are."""
+    whole = typed("jobs", int, "a whole number")
+    parser.add_argument("--launcher", default="local", help="local, ray or slurm (default: local)", metavar="NAME")
+    parser.add_argument("--address", help="Ray cluster to use (default: one started here)", metavar="ADDRESS")
+    parser.add_argument(
+        "--jobs", type=whole, help="runs at a time (default: by the cores); 0 runs nothing", metavar="N"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the runs, hours and memory, and run nothing")
+    parser.add_argument("--reuse", action="append", default=[], help="take finished runs from here", metavar="DIR")
+    parser.add_argument("--algos", type=names, default=[], help="only these, by name or pattern, with commas")
+    parser.add_argument("--envs", type=names, default=[], help="only these, by name or pattern, with commas")
+    parser.add_argument("--seeds", type=seed_range, help="these seeds instead, such as 0-4", metavar="SEEDS")
+    parser.add_argument(
+        "--set", action="append", type=pair, default=[], metavar="K=V", help="a setting, or an entry of the agent"
+    )
+
+
+def names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
 def parser() -> Parser:
     root = Parser(prog="maxinforl", description="Reinforcement learning that explores by information gain.")
     root.add_argument("--version", action="store_true", help="print the version and exit")
@@ -111,6 +133,8 @@ def parser() -> Parser:
     train.add_argument("--config", help="TOML file of settings; flags win over it", metavar="FILE")
     train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
 
+    train.add_argument("--resume", action="store_true", help="continue the run that --out holds, if it holds one")
+
     resume = commands.add_parser("resume", help="continue a run where it stopped")
     resume.add_argument("directory", metavar="DIR")
     resume.add_argument("--override", action="store_true", help="let the settings given here replace the run's own")
@@ -122,15 +146,28 @@ def parser() -> Parser:
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
+    listing.add_argument("--figures", action="store_true", help="the figures that `reproduce` makes")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
     report.add_argument("directories", nargs="+", metavar="DIR")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
 
-    reproduce = commands.add_parser("reproduce", help="reproduce a theory experiment of the paper")
-    reproduce.add_argument("figure", metavar="FIGURE", help="bandit, soft-policy-iteration or kl-objective")
+    report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
+    report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
+
+    sweep = commands.add_parser("sweep", help="run a suite: algorithms × environments × seeds")
+    sweep.add_argument("suite", metavar="SUITE.toml")
+    sweep.add_argument("--out", help="where the runs go (default: runs/ and the suite's name)", metavar="DIR")
+    add_suite_options(sweep)
+
+    reproduce = commands.add_parser("reproduce", help="reproduce a figure of the paper and judge its claims")
+    reproduce.add_argument("figure", metavar="FIGURE", help="a name from `maxinforl list --figures`")
     reproduce.add_argument("--out", required=True, help="directory for data, figure and verdicts", metavar="DIR")
+    reproduce.add_argument(
+        "--scale", type=typed("scale", float, "a number"), default=1.0, metavar="S", help="part of the paper's budget"
+    )
+    add_suite_options(reproduce)
 
     bench = commands.add_parser(
         "bench",
@@ -219,14 +256,18 @@ def settings_from(args: argparse.Namespace) -> Any:
 
 def train(args: argparse.Namespace) -> int:
     prepare_jax()
+    from maxinforl.experiments.suite import check_same
     from maxinforl.training import command
-    from maxinforl.training.directory import check_free, next_directory
+    from maxinforl.training.directory import check_free, holds_run, next_directory
 
     settings = settings_from(args)
     out = Path(args.out) if args.out else next_directory()
-    check_free(out, args.overwrite)
     seeds = args.seeds or [settings.seed]
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
+    if args.resume and holds_run(out):
+        check_same(runs)
+        return command.resume(out)
+    check_free(out, args.overwrite)
     return command.train(runs, out, overwrite=args.overwrite)
 
 
@@ -249,6 +290,9 @@ def evaluate(args: argparse.Namespace) -> int:
 def listing(args: argparse.Namespace) -> int:
     from maxinforl import catalogue
 
+    if args.figures:
+        catalogue.show_figures()
+        return DONE
     catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
     return DONE
 
@@ -279,20 +323,28 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from maxinforl.experiments.report import report
+    from maxinforl.experiments.report import export_figures, report
 
-    print(f"wrote {report([Path(d) for d in args.directories], Path(args.out))}")
+    page = report(args.directories, args.out)
+    formats = [name for name in ("png", "pdf") if getattr(args, name)]
+    figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
+    for path in [page, *figures]:
+        print(f"wrote {path}")
     return DONE
+
+
+def sweep(args: argparse.Namespace) -> int:
+    from maxinforl.experiments import sweep
+    from maxinforl.experiments.suite import read_suite
+
+    suite = sweep.chosen(read_suite(args.suite), args)
+    return sweep.run(suite, Path(args.out or Path("runs") / Path(args.suite).stem), sweep.Where.of(args))
 
 
 def reproduce(args: argparse.Namespace) -> int:
-    from maxinforl.experiments.theory import REPRODUCE, reproduce
+    from maxinforl.experiments import reproduce
 
-    if args.figure not in REPRODUCE:
-        raise unknown("figure", args.figure, REPRODUCE)
-    for verdict in reproduce(args.figure, Path(args.out)):
-        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
-    return DONE
+    return reproduce.main(args.figure, Path(args.out), args.scale, args)
 
 
 COMMANDS = {
@@ -300,6 +352,7 @@ COMMANDS = {
     "resume": resume,
     "eval": evaluate,
     "list": listing,
+    "sweep": sweep,
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
