@@ -137,6 +137,8 @@ def parser() -> Parser:
 
     resume = commands.add_parser("resume", help="continue a run where it stopped")
     resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("--override", action="store_true", help="let the settings given here replace the run's own")
+    add_settings(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a trained agent")
     evaluate.add_argument("directory", metavar="DIR")
@@ -166,6 +168,21 @@ def parser() -> Parser:
         "--scale", type=typed("scale", float, "a number"), default=1.0, metavar="S", help="part of the paper's budget"
     )
     add_suite_options(reproduce)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time updates and agent steps against their matrix products",
+        epilog="example: maxinforl bench speed --algos sac,maxinfo-sac --uncertainty paper --json speed.json",
+    )
+    bench.add_argument("what", choices=("speed",), metavar="speed")
+    bench.add_argument(
+        "--algos", default="sac,maxinfo-sac", help="names with commas between them, or all", metavar="NAMES"
+    )
+    bench.add_argument("--uncertainty", help="ensemble: paper or light (default: the preset's)", metavar="KIND")
+    bench.add_argument("--batch-size", type=typed("batch-size", int, "a whole number"), default=256, metavar="N")
+    bench.add_argument("--image-size", type=typed("image-size", int, "a whole number"), default=84, metavar="N")
+    bench.add_argument("--no-start", action="store_true", help="do not time how long a fresh process takes to begin")
+    bench.add_argument("--json", help="write the numbers to a file too", metavar="FILE")
 
     commands.add_parser("doctor", help="check this machine and say what to fix")
     return root
@@ -206,10 +223,17 @@ def prepare_jax() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given as flags."""
+    from maxinforl.settings import Settings
+
+    given = {f.name: getattr(args, f.name) for f in fields(Settings)}
+    return {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
+
+
 def settings_from(args: argparse.Namespace) -> Any:
     from maxinforl import files
     from maxinforl.agent import read_settings
-    from maxinforl.settings import Settings
 
     table = {}
     if args.config is not None:
@@ -218,8 +242,7 @@ def settings_from(args: argparse.Namespace) -> Any:
         table = files.read_toml(args.config)
         table = table.get("settings", table)
     base = read_settings(table)
-    given = {f.name: getattr(args, f.name) for f in fields(Settings)}
-    given = {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
+    given = given_settings(args)
     if "algo" in given:
         base = (
             replace(base, base=None, explore=None, intrinsic=None)
@@ -252,7 +275,7 @@ def resume(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl.training import command
 
-    return command.resume(Path(args.directory))
+    return command.resume(Path(args.directory), given_settings(args), args.override)
 
 
 def evaluate(args: argparse.Namespace) -> int:
@@ -271,6 +294,23 @@ def listing(args: argparse.Namespace) -> int:
         catalogue.show_figures()
         return DONE
     catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
+    return DONE
+
+
+def bench(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from rich.console import Console
+
+    from maxinforl.algorithms import CATALOGUE, algorithm
+    from maxinforl.experiments import speed
+    from maxinforl.settings import Settings
+
+    names = list(CATALOGUE) if args.algos == "all" else args.algos.split(",")
+    pixels = {name: algorithm(name).base.encoder.pixels for name in names}
+    env = {False: "Pendulum-v1", True: "pixels/pendulum-hanging"}
+    given = {"uncertainty": args.uncertainty, "batch_size": args.batch_size, "image_size": args.image_size}
+    chosen = [Settings(algo=name, env=env[pixels[name]], **given) for name in names]
+    speed.command(chosen, Path(args.json) if args.json else None, not args.no_start, Console(width=160))
     return DONE
 
 
@@ -316,6 +356,7 @@ COMMANDS = {
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
+    "bench": bench,
 }
 
 if __name__ == "__main__":
