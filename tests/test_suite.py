@@ -139,6 +139,7 @@ def test_the_fingerprint_is_of_the_numbers_only():
         {"record_states": True},
         {"capacity": 5000},
         {"loop": "host"},
+        {"workers": True},
     ]
     same += [{"algo": None, "base": "sac"}, {"set": (("base.tau", 0.005),)}, {"uncertainty": "paper"}]
     assert {mark(**change) for change in same} == {mark()}

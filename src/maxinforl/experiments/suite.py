@@ -33,6 +33,7 @@ PARTS = ("algo", "base", "explore", "intrinsic")
 SETTINGS = {f.name: f for f in fields(Settings)}
 # What a run does beside its numbers, and names whose meaning is in the resolved agent already.
 SILENT = {"log_every", "save_every", "keep", "max_hours", "video", "record_states", "tensorboard", "wandb"}
+SILENT |= {"max_faults", "workers", "env_timeout"}
 SILENT |= {*PARTS, "set", "preset", "uncertainty", "capacity"}
 KEYS = {"title", "algorithms", "environments", "seeds", "settings", "overrides", "cells", "resources"}
 Table = Mapping[str, Any]

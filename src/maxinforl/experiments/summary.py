@@ -133,6 +133,7 @@ def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
 SAME = {"algo", "env", "seed", "steps", "command", "versions", "format", "cores", "by_name", "spaces", "together"}
 SILENT = {"eval_every", "eval_episodes", "log_every", "save_every", "keep", "max_hours", "video", "record_states"}
 SILENT |= {"tensorboard", "wandb", "base", "explore", "intrinsic", "set", "preset", "uncertainty", "capacity", "loop"}
+SILENT |= {"max_faults", "workers", "env_timeout", "on_nan"}
 TASK = {"env_arg", "action_cost", "action_repeat", "image_size", "frame_stack"}  # what belongs to the task
 
 
