@@ -271,6 +271,8 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
         return _from_saved(arrays, meta, path / SAVED, env, custom)
     if (path / "config.toml").exists():
         return _from_run(path, env, custom)
+    if seeds := sorted(path.glob("seed-*/config.toml")):
+        raise BadInput(f"{path} holds several seeds: name one of them, such as {seeds[0].parent}")
     raise BadInput(f"{path} holds neither a run (config.toml) nor a saved agent ({SAVED})")
 
 

@@ -131,7 +131,16 @@ def parser() -> Parser:
     reproduce.add_argument("--out", required=True, help="directory for data, figure and verdicts", metavar="DIR")
 
     commands.add_parser("doctor", help="check this machine and say what to fix")
+    add_tools(commands)
     return root
+
+
+def add_tools(commands: Any) -> None:
+    """Commands about runs that exist."""
+    export = commands.add_parser("export", help="write a trained policy that acts without JAX")
+    export.add_argument("directory", metavar="DIR", help="run directory, or what Agent.save wrote")
+    export.add_argument("--to", required=True, help="numpy (a runner that needs only NumPy) or onnx", metavar="FORMAT")
+    export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -255,6 +264,15 @@ def reproduce(args: argparse.Namespace) -> int:
     return DONE
 
 
+def export(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl import deploy, load
+
+    took = deploy.export(load(args.directory), args.to, args.out)
+    print(f"wrote {args.out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
+    return DONE
+
+
 COMMANDS = {
     "train": train,
     "resume": resume,
@@ -263,6 +281,7 @@ COMMANDS = {
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
+    "export": export,
 }
 
 if __name__ == "__main__":
