@@ -142,6 +142,9 @@ def add_tools(commands: Any) -> None:
     export.add_argument("--to", required=True, help="numpy (a runner that needs only NumPy) or onnx", metavar="FORMAT")
     export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
 
+    inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
+    inspect.add_argument("directory", metavar="DIR")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0 done, 2 bad input, 3 run failed, 75 preempted."""
@@ -273,6 +276,14 @@ def export(args: argparse.Namespace) -> int:
     return DONE
 
 
+def inspect(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.experiments.inspection import inspect
+
+    print(inspect(Path(args.directory)))
+    return DONE
+
+
 COMMANDS = {
     "train": train,
     "resume": resume,
@@ -282,6 +293,7 @@ COMMANDS = {
     "reproduce": reproduce,
     "doctor": doctor,
     "export": export,
+    "inspect": inspect,
 }
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def imported() -> Any:
 def encode(graph: Graph, weights: dict[str, np.ndarray], strides: list[int]) -> None:
     """Images in h-w-c order through convolutions, which ONNX lays out as c-h-w, and the projection."""
     graph.then("Cast", to=1)  # float32
-    graph.then("Div", np.float32(255))
+    graph.then("Div", np.array(255, np.float32))
     graph.then("Transpose", perm=[0, 3, 1, 2])
     for i, stride in enumerate(strides):
         kernel = weights[f"conv.{i}.weight"].transpose(3, 2, 0, 1)
