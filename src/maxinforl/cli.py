@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from maxinforl.errors import BadInput, RunFailed, unknown
+from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -100,9 +101,7 @@ def parser() -> Parser:
     root.add_argument("--version", action="store_true", help="print the version and exit")
     commands = root.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
 
-    train = commands.add_parser(
-        "train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1"
-    )
+    train = commands.add_parser("train", help="train an agent")
     add_settings(train)
     train.add_argument(
         "--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS"
@@ -112,18 +111,20 @@ def parser() -> Parser:
     train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
 
     resume = commands.add_parser("resume", help="continue a run where it stopped")
-    resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("directory", metavar="DIR", help="directory of a run, or of several seeds")
 
     evaluate = commands.add_parser("eval", help="evaluate a trained agent")
-    evaluate.add_argument("directory", metavar="DIR")
-    evaluate.add_argument("--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N")
+    evaluate.add_argument("directory", metavar="DIR", help="directory of a run, or what Agent.save wrote")
+    evaluate.add_argument(
+        "--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N", help="episodes to play"
+    )
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
-    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("directories", nargs="+", metavar="DIR", help="runs, or directories that hold them")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
 
     reproduce = commands.add_parser("reproduce", help="reproduce a theory experiment of the paper")
@@ -132,6 +133,7 @@ def parser() -> Parser:
 
     commands.add_parser("doctor", help="check this machine and say what to fix")
     add_tools(commands)
+    add_examples(root)
     return root
 
 
@@ -143,7 +145,10 @@ def add_tools(commands: Any) -> None:
     export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
 
     inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
-    inspect.add_argument("directory", metavar="DIR")
+    inspect.add_argument("directory", metavar="DIR", help="directory of one run, with or without checkpoints")
+
+    completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,6 +289,13 @@ def inspect(args: argparse.Namespace) -> int:
     return DONE
 
 
+def completion(args: argparse.Namespace) -> int:
+    from maxinforl.manual import completion
+
+    print(completion(args.shell, parser()), end="")
+    return DONE
+
+
 COMMANDS = {
     "train": train,
     "resume": resume,
@@ -294,6 +306,7 @@ COMMANDS = {
     "doctor": doctor,
     "export": export,
     "inspect": inspect,
+    "completion": completion,
 }
 
 if __name__ == "__main__":

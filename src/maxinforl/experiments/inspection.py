@@ -188,15 +188,15 @@ def curve_warnings(run: Run) -> Iterator[str]:
         return
     value, span = returns.value, float(np.ptp(returns.value))
     best = int(np.argmax(value))
-    if span <= 1e-3 * max(1.0, float(np.abs(value).max())) or late(returns) <= value[0] + 0.02 * span:
-        plain = not any(name.startswith("explore/info") for name in run.metrics)
-        what = "try maxinfo-sac, which explores on purpose" if plain else "train longer, or check the reward"
-        yield f"the return has not risen since the start: {what}"
-    elif span > 0 and value[best] - late(returns) > 0.3 * span:
+    if min(value[best] - value[0], value[best] - late(returns)) > 0.3 * span:
         yield (
             f"returns fell after step {returns.step[best]:.0f}, from {number(value[best])} to {number(late(returns))}: "
             "compare other seeds, then lower --set base.lr; checkpoints from before may still be kept (--keep)"
         )
+    elif span <= 1e-3 * max(1.0, float(np.abs(value).max())) or late(returns) <= value[0] + 0.02 * span:
+        plain = not any(name.startswith("explore/info") for name in run.metrics)
+        what = "try maxinfo-sac, which explores on purpose" if plain else "train longer, or check the reward"
+        yield f"the return has not risen since the start: {what}"
 
 
 def exploration_warnings(run: Run) -> Iterator[str]:
