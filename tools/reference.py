@@ -38,7 +38,7 @@ def catalogue() -> str:
             "",
             "## Presets",
             "",
-            "Applied where algorithm and environment fit, unless `--preset` names one or is `none`. Flags win over them.",
+            "Applied where algorithm and environment fit, unless `--preset` names one or is `none`. Flags win.",
             "",
             "| preset | changes | why |",
             "|---|---|---|",
