@@ -21,7 +21,7 @@ def main(steps: int = 20_000, size: int = 48) -> None:
         eval_episodes=1,
     )
     print(f"observations of shape {agent.spec.obs}")
-    agent.learn(steps, eval_every=max(1, steps // 4), progress=True)
+    agent.learn(steps, eval_every=max(1, steps // 2), progress=True)
 
 
 if __name__ == "__main__":
