@@ -1,5 +1,6 @@
 """Every example runs, at a small scale, and none is longer than a page."""
 
+import json
 import runpy
 import subprocess
 import sys
@@ -61,3 +62,17 @@ def test_the_robot_needs_nothing_but_numpy_and_acts_as_predict_does(tmp_path):
         action, _ = agent.predict(state, deterministic=True)
         state = np.tanh(state + 0.1 * float(action[0])).astype(np.float32)
     assert float(done.stdout.split("[")[1].split("]")[0]) == pytest.approx(float(action[0]), abs=1e-5)
+
+
+def test_the_notebook_runs_top_to_bottom(monkeypatch, capsys):
+    """Its cells hold plain Python, so they are run as one script, without a kernel."""
+    monkeypatch.setenv("TOUR_STEPS", "12")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    names: dict = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []  # what is committed stays small
+            exec("".join(cell["source"]), names)
+    assert "maxinfo-sac  return of the last evaluation" in capsys.readouterr().out
+    assert names["before"].shape == (60, 60) and not np.array_equal(names["before"], names["after"])

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: links that lead out of docs/ name the file of the repository instead, which a site does not hold."""
+"""A hook of mkdocs: links that lead out of docs/ become the names of files, because a site does not hold those."""
 
 import re
 

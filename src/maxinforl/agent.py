@@ -168,6 +168,18 @@ class Agent:
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
 
+    def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """How much each of a batch of native actions would teach the agent's model, before standardisation."""
+        intrinsic, (_, state, _) = getattr(self.strategy, "intrinsic", None), self._acting()
+        if not getattr(intrinsic, "scores_actions", intrinsic is not None):
+            raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
+        box, explorer = self.action_space, getattr(state, "mixed", state)
+        learner = getattr(explorer, "task", None) or explorer.learner
+        obs = np.asarray(observation, self.observation_space.dtype)
+        z = self.strategy.base.encoder.trunk(learner.slow.critic.trunk, self.strategy.base.features(learner, obs))  # type: ignore[arg-type]
+        unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
+        return np.array(intrinsic.score(explorer.model, z, unit))  # type: ignore[union-attr]
+
     def _acting(self) -> tuple[Program, Any, Any]:
         if self.trainer is not None:
             return self.trainer.program, self.trainer.state.agent, self.trainer.state.clock

@@ -166,7 +166,8 @@ def reference(root: argparse.ArgumentParser) -> str:
     ]
     for name, command in commands_of(root).items():
         parts += [f"## maxinforl {name}", sentence(summary_of(root, name))]
-        parts.append("```console\n" + "\n".join(EXAMPLES.get(name, ())) + "\n```")
+        lines = "\n".join(EXAMPLES.get(name, ()))
+        parts.append(f"<!-- parsed only: examples of every command -->\n```console\n{lines}\n```")
         if rows := list(arguments(command)):
             parts.append("| argument | meaning |\n|---|---|\n" + "\n".join(rows))
     return "\n\n".join(parts) + "\n"

@@ -91,7 +91,11 @@ def head(found: Findings) -> str:
 
 
 def sparkline(values: Array, width: int = 48) -> str:
-    """Eight heights, from the least to the greatest; means of equal groups where there are more than `width`."""
+    """Eight heights, from the least to the greatest; means of equal groups where there are more than `width`.
+
+    >>> sparkline(np.array([0.0, 1.0, 2.0, 7.0]))
+    '▁▂▃█'
+    """
     groups = np.array_split(values, width) if len(values) > width else [np.array([v]) for v in values]
     means = np.array([g.mean() for g in groups])
     low, span = means.min(), np.ptp(means)
