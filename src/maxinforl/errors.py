@@ -16,7 +16,7 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
     """The error for a name nobody knows, with the nearest ones that exist.
 
     >>> unknown("algorithm", "maxinfosac", ["sac", "maxinfo-sac"])
-    BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac' or 'sac'?")
+    BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac'?")
     """
     options = sorted(options)
     near = get_close_matches(name, options, n=3, cutoff=0.5)
