@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import maxinforl
 from maxinforl import cli
 from maxinforl.agent import Agent
 from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.types import Latents
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.settings import Settings, resolve
+from maxinforl.training.compiled import CompiledTrainer
 from maxinforl.training.directory import read_run
 from maxinforl.training.loop import Trainer, agent_arrays
 from maxinforl.training.store import CheckpointStore
@@ -91,6 +94,7 @@ def test_same_seed_twice_gives_the_same_files(tmp_path):
     assert (tmp_path / "a/eval.csv").read_bytes() == (tmp_path / "b/eval.csv").read_bytes()
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     assert same(saved_weights(tmp_path / "a"), saved_weights(tmp_path / "b"))
+    assert all(line["explore/recent_error"] > 0 for line in metrics(tmp_path / "a"))
     make(seed=1).learn(120, out=tmp_path / "c")
     assert (tmp_path / "a/eval.csv").read_bytes() != (tmp_path / "c/eval.csv").read_bytes()
 
@@ -114,19 +118,24 @@ def test_one_trace_and_one_dispatch_per_agent_step():
 
 def interrupted(monkeypatch, at: int):
     """Training that dies without a word when step `at` is reached."""
-    advance = Trainer.advance
+    for kind in (Trainer, CompiledTrainer):
 
-    def dies(self):
-        if self.step >= at:
-            raise MemoryError
-        return advance(self)
+        def dies(self, most=1, advance=kind.advance):
+            if self.step >= at:
+                raise MemoryError
+            return advance(self, min(most, at - self.step))
 
-    monkeypatch.setattr(Trainer, "advance", dies)
+        monkeypatch.setattr(kind, "advance", dies)
 
 
 @pytest.mark.parametrize(
     ("algo", "extra"),
-    [("maxinfo-sac", []), ("eps-maxinfo-sac", ["--learning-starts", "30"]), ("sac", ["--num-envs", "3"])],
+    [
+        ("maxinfo-sac", []),
+        ("eps-maxinfo-sac", ["--learning-starts", "30"]),
+        ("sac", ["--num-envs", "3"]),
+        ("sac", ["--env", "jax/pendulum-hanging", "--num-envs", "2", "--learning-starts", "30"]),
+    ],
 )
 def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
     command = ["train", "--algo", algo, "--env", "Corridor-v0", "--steps", "120", "--eval-every", "30", *FLAGS, *extra]
@@ -145,15 +154,89 @@ def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
     assert np.array_equal(whole["obs"], broken["obs"]) and np.array_equal(whole["step"], broken["step"])
 
 
-def test_several_seeds_are_all_finished_by_one_resume(tmp_path, monkeypatch):
-    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "40", *FLAGS, "--seeds", "3-5"]
+@pytest.mark.parametrize("env", ["Corridor-v0", "jax/pendulum-hanging"])
+def test_seeds_that_train_together_resume_together(tmp_path, monkeypatch, capsys, env):
+    command = ["train", "--algo", "sac", "--env", env, "--steps", "60", *FLAGS, "--seeds", "3-4", "--save-every", "20"]
+    command += ["--eval-every", "30", "--log-every", "15"]
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     with monkeypatch.context() as patch:
-        interrupted(patch, at=25)
+        interrupted(patch, at=45)
         with pytest.raises(MemoryError):
-            cli.main([*command, "--out", str(tmp_path)])
-    assert cli.main(["resume", str(tmp_path)]) == 0
-    last = [(tmp_path / f"seed-{s}/eval.csv").read_text().splitlines()[-1].split(",") for s in (3, 4, 5)]
-    assert [(line[0], line[2]) for line in last] == [("40", "3"), ("40", "4"), ("40", "5")]
+            cli.main([*command, "--out", str(tmp_path / "broken")])
+    assert cli.main(["resume", str(tmp_path / "broken/seed-3")]) == 2
+    assert "trains together with seeds 3, 4" in capsys.readouterr().err
+    shutil.rmtree(next((tmp_path / "broken/seed-4/checkpoints").glob("step-*40")))  # as if killed before it was written
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert "at step 20 of 60" in capsys.readouterr().out
+    for seed in ("seed-3", "seed-4"):
+        whole, broken = tmp_path / "whole" / seed, tmp_path / "broken" / seed
+        assert (whole / "eval.csv").read_bytes() == (broken / "eval.csv").read_bytes()
+        assert metrics(whole) == metrics(broken)
+        assert same(saved_weights(whole), saved_weights(broken))
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+TOGETHER = 1e-5  # what the rounding of another order of sums may move a weight by in 50 updates
+
+
+def close(a: Path, b: Path) -> bool:
+    one, two = saved_weights(a), saved_weights(b)
+    floats = [name for name in one if one[name].dtype == np.float32]
+    return set(one) == set(two) and all(np.allclose(one[n], two[n], atol=TOGETHER, rtol=TOGETHER) for n in floats)
+
+
+def test_seeds_together_agree_with_each_alone(tmp_path):
+    command = ["train", "--algo", "maxinfo-sac", "--env", "Corridor-v0", "--steps", "50", *FLAGS]
+    assert cli.main([*command, "--seeds", "0-2", "--out", str(tmp_path / "all")]) == 0
+    for seed in (0, 2):
+        assert cli.main([*command, "--seed", str(seed), "--out", str(tmp_path / f"alone-{seed}")]) == 0
+        assert close(tmp_path / f"all/seed-{seed}", tmp_path / f"alone-{seed}")
+    assert not close(tmp_path / "all/seed-0", tmp_path / "all/seed-1")
+
+
+@pytest.mark.parametrize("extra", [[], ["--action-repeat", "3", "--action-cost", "0.5", "--num-envs", "2"]])
+def test_the_compiled_loop_is_the_host_loop(tmp_path, extra):
+    """Through an episode's end: its time limit of 200 and the seed of the next are the same."""
+    command = ["train", "--algo", "sac", "--env", "jax/pendulum-hanging", "--steps", "210", *FLAGS, *extra]
+    command += ["--learning-starts", "160", "--log-every", "70"]
+    for loop in ("compiled", "host"):
+        assert cli.main([*command, "--loop", loop, "--out", str(tmp_path / loop)]) == 0
+    assert close(tmp_path / "compiled", tmp_path / "host")
+    one, two = metrics(tmp_path / "compiled"), metrics(tmp_path / "host")
+    assert [line["step"] for line in one] == [line["step"] for line in two] == [70, 140, 210]
+    assert one[-1]["rollout/ep_rew_mean"] == pytest.approx(two[-1]["rollout/ep_rew_mean"], rel=1e-5)
+    assert one[-1]["rollout/episodes"] == two[-1]["rollout/episodes"] >= 1
+
+
+def test_a_compiled_run_traces_once_and_dispatches_chunks():
+    agent = make("sac", "jax/pendulum-hanging", learning_starts=30)
+    trainer = agent._trainer(250)
+    assert isinstance(trainer, CompiledTrainer)
+    agent.learn(250)
+    assert trainer.program.traces["chunk"] == 2 and trainer.program.traces["step"] == 0
+
+
+def test_seeds_are_dealt_out_to_devices(tmp_path):
+    """Two virtual devices share four seeds, and each seed learns what it learns on one."""
+    code = (
+        "import sys, jax; from maxinforl.cli import main; from maxinforl.training.loop import Trainer; "
+        "before = Trainer.advance; "
+        "Trainer.advance = lambda s, *a: [before(s, *a), print(len(s.state.seed.sharding.device_set))][0]; "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = ["train", "--algo", "sac", "--env", "Pendulum-v1", "--steps", "12", *FLAGS, "--seeds", "0-3"]
+    for count in (1, 2):
+        flags = os.environ["XLA_FLAGS"] + f" --xla_force_host_platform_device_count={count}"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *command, "--out", str(tmp_path / str(count))],
+            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(f"\n{count}\n") or str(count) in done.stdout.split()
+    assert all(close(tmp_path / f"1/seed-{s}", tmp_path / f"2/seed-{s}") for s in range(4))
 
 
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, capsys):
@@ -258,6 +341,21 @@ def test_schedules_say_that_they_stay():
     agent.learn(30)
     with pytest.warns(UserWarning, match="stay planned for 30"):
         agent.learn(30)
+
+
+@pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", "eps-maxinfo-sac", "maxinfo-rnd-sac"])
+def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
+    """Of the newest 64 alone: recomputed from the replay's rows."""
+    agent = make(algo, learning_starts=0, eval_episodes=0).learn(80)
+    assert agent.trainer is not None
+    state, strategy = agent.trainer.state, agent.strategy
+    replay = state.replay
+    newest = np.array(replay.starts)[0, : int(replay.pushed[0])][-64:]
+    z, next_z = (np.array(replay.obs)[0, newest + i] for i in (0, 1))
+    action, reward = np.array(replay.action)[0, newest], np.array(replay.reward)[0, newest]
+    error = strategy.intrinsic.error(state.agent.model, Latents(z, action, reward, next_z, np.zeros((64, 0))))
+    assert float(agent.trainer.program.recent_error(state)) == pytest.approx(float(error), rel=1e-5)
+    assert float(error) > 0
 
 
 # ------------------------------------------------------------------ acting, saving, loading
@@ -412,6 +510,7 @@ BAD = [
     (["--set", "nonsense"], "NAME=VALUE"),
     (["--preset", "papr"], "preset"),
     (["--seeds", "4-0"], "smaller number first"),
+    (["--loop", "compiled"], "needs a jax/ or brax/ environment"),
     (["--stepz", "5"], "did you mean '--steps'"),
     (["--on-nan", "panic"], "on-nan"),
     (["--config", "nowhere.toml"], "is not a file"),

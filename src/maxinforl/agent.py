@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,10 +23,11 @@ from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, resolve, title
+from maxinforl.training.compiled import CompiledTrainer, is_pure
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.loop import Trainer, agent_arrays, agent_from, spec_of
 from maxinforl.training.progress import Progress
-from maxinforl.training.run import Run
+from maxinforl.training.run import Drive, Run
 from maxinforl.training.store import CheckpointStore
 
 EnvLike: TypeAlias = str | gym.Env | VectorEnv | Callable[..., gym.Env]
@@ -57,11 +58,13 @@ class Agent:
         last, named = trainer.step + steps, isinstance(self.env, str)
         bar = Progress(last, trainer.step, quiet=not progress)
         directory = None if out is None else open_run(Path(out), settings, self.strategy, *self._spaces(), named)
-        run = Run(trainer, bar, self._evaluator(settings), directory)
+        run = Run(trainer.members[0], self._evaluator(settings), directory)
+        drive = Drive(trainer, [run], bar)
         try:
-            self.evaluations = run.until(last).evaluations
+            drive.until(last)
         finally:
-            run.close()
+            drive.close()
+        self.evaluations = run.evaluations
         return self
 
     def _trainer(self, steps: int) -> Trainer:
@@ -69,10 +72,7 @@ class Agent:
         if self.trainer is None:
             if self.env is None:
                 raise BadInput("this agent has no environment: pass one to load(directory, env=...)")
-            options = env_options(self.settings)
-            pool = envs.make_pool(self.env, num_envs=self.settings.num_envs, seed=self.settings.seed, **options)
-            total = self.total_steps or steps
-            self.trainer = Trainer(self.strategy, self.settings, pool, total)
+            self.trainer = make_trainer(self.strategy, [self.settings], self.env, self.total_steps or steps)
             if self._loaded is not None:
                 self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
         elif self.trainer.step + steps > self.trainer.total and self.schedules:
@@ -213,6 +213,22 @@ class Agent:
             "env": self.env if isinstance(self.env, str) else None,
         }
         files.save_arrays(files.make_directory(directory) / SAVED, agent_arrays(state), meta)
+
+
+def make_trainer(strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int) -> Trainer:
+    """A trainer of one seed or several: compiled whole where the environment is a pure JAX task, else stepped here."""
+    if compiles(seeds[0], env):
+        return CompiledTrainer(strategy, seeds, (), total)
+    pools = [envs.make_pool(env, num_envs=s.num_envs, seed=s.seed, **env_options(s)) for s in seeds]
+    return Trainer(strategy, seeds, pools, total)
+
+
+def compiles(settings: Settings, env: EnvLike) -> bool:
+    """Whether environment and learning run as one program."""
+    pure = isinstance(env, str) and is_pure(env)
+    if settings.loop == "compiled" and not pure:
+        raise BadInput(f"--loop compiled needs a jax/ or brax/ environment, and {settings.env} is not one")
+    return pure and settings.loop != "host"
 
 
 def env_options(settings: Settings) -> dict[str, Any]:

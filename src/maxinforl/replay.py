@@ -134,6 +134,15 @@ class Replay(eqx.Module):
         obs, action = self.frames(lane, row), self.action[lane, row % self.rows]
         return Batch(obs, action, self.backup(lane, row, gamma, 1), nth, jnp.full(shape, gamma, jnp.float32))
 
+    def recent(self, count: int, gamma: float) -> Batch:
+        """The newest transitions, over all environments alike; the oldest repeats where there are fewer."""
+        nth = jnp.arange(count)
+        lane = nth % self.obs.shape[0]
+        place = jnp.maximum(self.pushed[lane] - 1 - nth // self.obs.shape[0], self.popped[lane])
+        row = self.starts[lane, place % self.rows]
+        obs, action = self.frames(lane, row), self.action[lane, row % self.rows]
+        return Batch(obs, action, self.backup(lane, row, gamma, 1), None, jnp.full(count, gamma, jnp.float32))
+
     def backup(self, lane: Array, row: Array, gamma: float, nstep: int) -> Backup:
         """Up to n rewards from a row: fewer where the episode ended or the newest transition was reached."""
         newest = self.starts[lane, (self.pushed[lane] - 1) % self.rows]

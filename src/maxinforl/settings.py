@@ -41,6 +41,11 @@ class Settings:
     frame_stack: int = option(3, "frames per image observation", least=1)
     action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step")
     action_repeat: int | None = option(None, "base steps per action (default: 2 on DMC, else 1)", least=1)
+    loop: str = option(
+        "auto",
+        "compiled (environment and learning in one program; jax/ and brax/ only), host, or auto",
+        choices=("auto", "compiled", "host"),
+    )
     eval_every: int = option(1000, "transitions between evaluations", least=1)
     eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0)
     log_every: int = option(500, "transitions between log lines", least=1)

@@ -17,6 +17,7 @@ from maxinforl.core.types import Batch, Clock, Metrics, Spec, clock
 from maxinforl.replay import Replay, Transition
 
 INIT, STEP = 0, 1  # streams of random numbers
+RECENT = 64  # transitions on which the intrinsic model's error is measured
 
 
 def stream(seed: Array, name: int, step: Array | int = 0) -> Array:
@@ -159,32 +160,41 @@ class Program:
         }
         return lambda s, obs, uniform: programs[uniform](s, obs)
 
-    @cached_property
-    def collect(self) -> Callable:
-        """(state, transition) -> (state, action): warm-up, with uniform actions and no learning."""
+    def live(self, s: TrainState, t: Transition) -> tuple[TrainState, Array, Array]:
+        """Insert, sample, update, act; the third is the vector of metrics."""
+        s, metrics = self.learn(self.insert(s, t))
+        self.metric_names[:] = sorted(metrics)
+        values = jnp.stack([jnp.asarray(metrics[name], jnp.float32) for name in self.metric_names])
+        return s, self.behave(s, uniform=False), values
 
-        def collect(s: TrainState, t: Transition):
-            s = self.insert(s, t)
-            return s, self.behave(s, uniform=True)
-
-        return self.compiled("collect", collect, (PER_SEED, 0), (PER_SEED, 0), (0,))
+    def idle(self, s: TrainState, t: Transition) -> tuple[TrainState, Array]:
+        """Insert, and act uniformly: warm-up."""
+        s = self.insert(s, t)
+        return s, self.behave(s, uniform=True)
 
     @cached_property
     def step(self) -> Callable:
-        """(state, transition) -> (state, action, metrics): insert, sample, update, act."""
+        """(state, transition) -> (state, action, metrics)"""
+        return self.compiled("step", self.live, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
 
-        def step(s: TrainState, t: Transition):
-            s, metrics = self.learn(self.insert(s, t))
-            self.metric_names[:] = sorted(metrics)
-            values = jnp.stack([jnp.asarray(metrics[name], jnp.float32) for name in self.metric_names])
-            return s, self.behave(s, uniform=False), values
-
-        return self.compiled("step", step, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
+    @cached_property
+    def collect(self) -> Callable:
+        """(state, transition) -> (state, action), without learning"""
+        return self.compiled("collect", self.idle, (PER_SEED, 0), (PER_SEED, 0), (0,))
 
     @cached_property
     def react(self) -> Callable:
         """state -> action, where nothing was inserted"""
         return self.compiled("react", lambda s: self.behave(s, uniform=False), (PER_SEED,), 0)
+
+    @cached_property
+    def recent_error(self) -> Callable:
+        """state -> the intrinsic model's error on the newest transitions, asked for once per log line"""
+
+        def error(s: TrainState):
+            return self.agent.recent_error(s.agent, s.replay.recent(RECENT, self.agent.base.gamma))
+
+        return self.compiled("recent_error", error, (PER_SEED,), 0)
 
     # ------------------------------------------------------------ acting for others
 

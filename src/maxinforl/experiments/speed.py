@@ -148,7 +148,7 @@ def measure(
     from maxinforl.training.loop import Trainer
 
     settings = Settings(algo=None, env=env, steps=100_000, update_ratio=float(agent.base.utd), capacity=100_000)
-    trainer = Trainer(agent, replace(settings, action_repeat=1), envs.make_pool(env), 100_000)
+    trainer = Trainer(agent, [replace(settings, action_repeat=1)], [envs.make_pool(env)], 100_000)
     program, state = trainer.program, trainer.state.agent
     batches = blank_batch(program, program.updates, jax.random.key(1))
     learn = lambda s, b, key: update(agent, s, b, key, clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -25,6 +26,10 @@ class Pair(eqx.Module):
     def learner(self) -> Learner:
         """The mixed policy acts; the greedy one only measures the constraint."""
         return self.mixed.learner
+
+    @property
+    def model(self) -> Any:
+        return self.mixed.model
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ class Strategy:
 
     base: ActorCritic = ActorCritic()
 
+    measures_error = False  # whether `recent_error` exists
+
     def init(self, key: Array, spec: Spec) -> Any:
         raise NotImplementedError  # pragma: no cover
 
@@ -74,6 +76,14 @@ class Intrinsic(Strategy):
     def init(self, key: Array, spec: Spec) -> Explorer:
         model = self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
         return Explorer(self.learner.init(key, spec), model, Normalizer(), self.weight.init())  # type: ignore[attr-defined]
+
+    @property
+    def measures_error(self) -> bool:
+        return hasattr(self.intrinsic, "error")
+
+    def recent_error(self, s: Any, batch: Batch) -> Array:
+        """How wrong the model is about transitions it has hardly trained on."""
+        return self.intrinsic.error(s.model, self.base.latents(s.learner, batch))
 
     def model_step(self, s: Any, latents: Latents) -> tuple[Any, Metrics]:
         model, metrics = self.intrinsic.update(s.model, latents)

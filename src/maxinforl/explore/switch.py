@@ -46,6 +46,10 @@ class Rows(eqx.Module):
     model: Any
     dice: Array  # key data: who acts is a function of the seed and the round alone
 
+    @property
+    def learner(self) -> Learner:
+        return self.task
+
 
 @dataclass(frozen=True)
 class Switch(Intrinsic):

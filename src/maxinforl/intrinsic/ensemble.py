@@ -109,6 +109,11 @@ class Ensemble:
         model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
         return model, {"explore/model_error": error}
 
+    def error(self, model: Model, e: Latents) -> Array:
+        """Mean squared error of the members on transitions, in normalised units."""
+        target = self.target(model, model.inputs, e)
+        return jnp.square(self.outcome(model, e.z, e.action)[0] - model.outputs(target)).mean()
+
     def outcome(self, model: Model, z: Array, action: Array) -> tuple[Array, Array | None]:
         """The members' predictions at (z, a); differentiable in both, constant in the model."""
         return self.predict(stop(model.members), model.inputs(jnp.concatenate([z, action], -1)))

@@ -2,68 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from maxinforl.core.update import TrainState
-from maxinforl.errors import RunFailed
-from maxinforl.replay import LAST, TRUNCATED, Replay
-from maxinforl.training.loop import Trainer, agent_arrays, agent_from
+from maxinforl.errors import BadInput
+from maxinforl.replay import LAST, Replay
+from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
 
 COLUMNS = ("obs", "action", "reward", "end", "age")
 
 
-def save(trainer: Trainer, store: CheckpointStore, meta: dict[str, Any], wait: bool = False) -> None:
-    """Begins to write a checkpoint of the trainer as it is now, from copies."""
-    replay = trainer.state.replay
-    rows = new_rows(replay, store.saved_upto(trainer.pool.num_envs))
-    store.save_async(trainer.step, arrays(trainer), rows, meta)
+def save(member: Member, store: CheckpointStore, meta: dict[str, Any], wait: bool = False) -> None:
+    """Begins to write a checkpoint of a seed as it is now, from copies."""
+    rows = new_rows(member, store.saved_upto(member.trainer.num_envs))
+    store.save_async(member.step, arrays(member), rows, meta)
     if wait:
         store.wait()
 
 
-def arrays(trainer: Trainer) -> dict[str, np.ndarray]:
-    state = trainer.state
-    host = {"action": trainer.action, "episodes": trainer.pool.episodes.copy()}
+def arrays(member: Member) -> dict[str, np.ndarray]:
     return (
-        {f"agent/{k}": v for k, v in agent_arrays(state.agent).items()}
-        | {f"clock/{k}": np.array(v) for k, v in state.clock._asdict().items()}
-        | {f"host/{k}": np.array(v) for k, v in host.items()}
-        | {f"window/{k}": v.copy() for k, v in trainer.window.arrays().items()}
+        {f"agent/{k}": v for k, v in agent_arrays(member.agent).items()}
+        | {f"clock/{k}": np.array(v) for k, v in member.trainer.state.clock._asdict().items()}
+        | {f"host/{k}": np.array(v) for k, v in member.trainer.place(member).items()}
+        | {f"window/{k}": v.copy() for k, v in member.window.arrays().items()}
     )
 
 
-def new_rows(replay: Replay, saved: list[int]) -> Rows:
+def new_rows(member: Member, saved: list[int]) -> Rows:
     """The rows of every lane from those already saved up to the head, whose row is provisional."""
-    heads = np.array(replay.head)
+    replay, at = member.trainer.state.replay, member.at
+    heads, rows = np.array(replay.head[at]), replay.age.shape[-1]
     columns = {name: getattr(replay, name) for name in COLUMNS}
     lanes = []
     for lane, head in enumerate(int(h) for h in heads):
-        first = max(saved[lane], head - replay.rows + 1)
-        index = np.arange(first, head + 1) % replay.rows
-        lanes.append(Lane(first, {name: np.array(column[lane, index]) for name, column in columns.items()}))
-    return Rows(replay.rows, lanes)
+        first = max(saved[lane], head - rows + 1)
+        index = np.arange(first, head + 1) % rows
+        lanes.append(Lane(first, {name: np.array(column[(*at, lane, index)]) for name, column in columns.items()}))
+    return Rows(rows, lanes)
 
 
-def restore(trainer: Trainer, checkpoint: Checkpoint) -> str | None:
-    """Puts a fresh trainer where the checkpoint was; returns a sentence where an environment did not repeat."""
-    part = lambda name: {k.removeprefix(name): v for k, v in checkpoint.state.items() if k.startswith(name)}
-    host, clock = part("host/"), part("clock/")
-    assert checkpoint.rows is not None
-    replay = rebuilt(trainer.state.replay, checkpoint.rows)
-    trainer.state = TrainState(
-        agent_from(part("agent/"), trainer.state.agent),
-        replay,
-        trainer.state.clock._replace(**{k: jnp.array(v) for k, v in clock.items()}),
+def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
+    """The newest step of which every seed has a good checkpoint, with all of them; None where there is none yet."""
+    if len(stores) == 1:
+        return [stores[0].load()] if stores[0].steps() else None
+    common = set.intersection(*(set(store.steps()) for store in stores))
+    problems: list[str] = []
+    for step in sorted(common, reverse=True):
+        try:
+            found = [store.load(step) for store in stores]
+        except BadInput as problem:
+            problems.append(f"{problem}; going back to an earlier step")
+            continue
+        return [replace(found[0], warnings=(*problems, *found[0].warnings)), *found[1:]]
+    if problems:
+        raise BadInput(f"no checkpoint can be loaded: {problems[0]}")
+    return None
+
+
+def restore(trainer: Trainer, checkpoints: Sequence[Checkpoint]) -> list[str]:
+    """Puts a fresh trainer where the checkpoints were, one of each seed; sentences where something did not repeat."""
+    part = lambda c, name: {k.removeprefix(name): v for k, v in c.state.items() if k.startswith(name)}
+    like = jax.eval_shape(lambda: trainer.members[0].agent)
+    agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
+    blank = (
+        trainer.state.replay
+        if trainer.alone
+        else jax.eval_shape(lambda r: jax.tree.map(lambda leaf: leaf[0], r), trainer.state.replay)
+    )
+    replays = [rebuilt(blank, c.rows) for c in checkpoints if c.rows is not None]
+    state = TrainState(
+        trainer.joined(agents, jnp.stack),
+        trainer.joined(replays, jnp.stack),
+        trainer.state.clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
         trainer.state.seed,
     )
-    trainer.window.restore(part("window/"))
-    trainer.step, trainer.action = checkpoint.step, host["action"].copy()
-    return replay_episodes(trainer, host["episodes"])
+    trainer.state = state if trainer.alone else spread(state)
+    for member, checkpoint in zip(trainer.members, checkpoints):
+        member.window.restore(part(checkpoint, "window/"))
+    trainer.step = checkpoints[0].step
+    return trainer.put([part(c, "host/") for c in checkpoints])
 
 
 def rebuilt(blank: Replay, rows: Rows) -> Replay:
@@ -88,40 +113,3 @@ def rebuilt(blank: Replay, rows: Rows) -> Replay:
         popped=jnp.zeros(lanes, jnp.int32),
         stack=blank.stack,
     )
-
-
-def replay_episodes(trainer: Trainer, episodes: np.ndarray) -> str | None:
-    """Brings every environment to where it was by its episode's seed and actions, and checks that it got there."""
-    replay = trainer.state.replay
-    ages, heads = np.array(replay.age), np.array(replay.head)
-    past = []
-    for lane, head in enumerate(heads):
-        back = np.arange(head - ages[lane, head % replay.rows], head) % replay.rows
-        past.append(np.array(replay.action[lane, back]))
-    stored = np.array(replay.obs[np.arange(len(heads)), heads % replay.rows])
-    try:
-        if np.array_equal(trainer.pool.restore(episodes, past), stored):
-            return None
-    except RunFailed:
-        pass
-    start_afresh(trainer, episodes + 1)
-    return (
-        "this environment does not repeat an episode from its seed and actions, so the run goes on with new episodes, "
-        "the open ones counted as truncated, and is not the run that it would have been"
-    )
-
-
-def start_afresh(trainer: Trainer, episodes: np.ndarray) -> None:
-    """New episodes in every lane; a transition that was open ends in a truncation."""
-    replay, obs = trainer.state.replay, trainer.pool.restore(episodes, [()] * trainer.pool.num_envs)
-    lane, rows = replay.lanes, replay.rows
-    here, before = replay.head % rows, (replay.head - 1) % rows
-    going = replay.age[lane, here] > 0
-    end = replay.end.at[lane, before].set(jnp.where(going, TRUNCATED, replay.end[lane, before]).astype(jnp.uint8))
-    end = end.at[lane, here].set(jnp.where(going, LAST, 0).astype(jnp.uint8))
-    head = replay.head + going
-    fresh = (replay.obs.at[lane, head % rows].set(obs), end.at[lane, head % rows].set(0))
-    age = replay.age.at[lane, head % rows].set(0)
-    replay = eqx.tree_at(lambda r: (r.obs, r.end, r.age, r.head), replay, (*fresh, age, head))
-    trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
-    trainer.action = np.array(trainer.program.react(trainer.state))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from maxinforl.agent import Agent, check_fit, load, plain_settings
+from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.settings import Settings, resolve, title
@@ -16,11 +18,11 @@ from maxinforl.training import checkpoint
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import check_memory
+from maxinforl.training.loop import Member, Trainer, check_memory
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
-from maxinforl.training.run import Run, visited
-from maxinforl.training.store import CheckpointStore
+from maxinforl.training.run import Drive, Run
+from maxinforl.training.store import Checkpoint, CheckpointStore
 
 console = Console()
 
@@ -31,38 +33,41 @@ def say(text: str) -> None:
 
 
 def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
-    """Every seed in turn; nothing is written before all of it could be built."""
+    """All seeds in one program; nothing is written before all of it could be built."""
     settings, strategy = resolve(runs[0][0])
     first = Agent(settings, strategy, settings.env)
     check_fit(strategy, first)
     check_extras(settings)
-    check_memory(settings, settings.steps, first.observation_space, first.action_space)
+    compiles(settings, settings.env)
+    check_memory(settings, settings.steps, first.observation_space, first.action_space, len(runs))
     if overwrite and out.exists():
         clear(out)
+    together = [s.seed for s, _ in runs] if len(runs) > 1 else []
     for settings, directory in runs:
-        open_run(directory, *resolve(settings), first.observation_space, first.action_space)
+        open_run(directory, *resolve(settings), first.observation_space, first.action_space, together=together)
     return carry_on([directory for _, directory in runs])
 
 
 def carry_on(directories: list[Path]) -> int:
-    """Takes every run to its end; 75 when a signal or the clock stopped one."""
-    for directory in directories:
-        with RunLock(directory):
-            finished = continue_run(directory)
-        if not finished:
-            say(f"stopped: continue with `maxinforl resume {directory}`")
-            return 75
-    return 0
+    """Takes runs that train together to their end; 75 when a signal or the clock stopped them."""
+    with ExitStack() as locks:
+        for directory in directories:
+            locks.enter_context(RunLock(directory))
+        if continue_runs(directories):
+            return 0
+    whole = directories[0] if len(directories) == 1 else directories[0].parent
+    say(f"stopped: continue with `maxinforl resume {whole}`")
+    return 75
 
 
-def describe(agent: Agent, directory: Path) -> None:
-    s, trainer = agent.settings, agent.trainer
-    assert trainer is not None
-    memory = check_memory(s, s.steps, trainer.pool.observation_space, trainer.pool.action_space) / 1e6
-    ensemble = f", {s.uncertainty} ensemble" if hasattr(agent.strategy, "intrinsic") else ""
+def describe(trainer: Trainer, directories: list[Path]) -> None:
+    s, seeds = trainer.settings, [member.settings.seed for member in trainer.members]
+    memory = check_memory(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
+    ensemble = f", {s.uncertainty} ensemble" if hasattr(trainer.strategy, "intrinsic") else ""
+    which = f"seed {s.seed}" if trainer.alone else f"seeds {', '.join(map(str, seeds))} in one program"
+    where = directories[0] if trainer.alone else directories[0].parent
     say(
-        f"[bold]{title(s)}[/] on [bold]{s.env}[/], seed {s.seed}: {s.steps} steps{ensemble}, "
-        f"replay {memory:.1f} MB → {directory}"
+        f"[bold]{title(s)}[/] on [bold]{s.env}[/], {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
     )
 
 
@@ -82,41 +87,39 @@ def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
     return sinks
 
 
-def follow(agent: Agent, directory: Path, recorder: StateRecorder | None, store: CheckpointStore | None = None) -> bool:
-    """Trains to the end with a bar, then shows the table, the curve and the states; False when stopped before."""
-    trainer = agent.trainer
-    assert trainer is not None
-    settings = agent.settings
-    bar = Progress(settings.steps, trainer.step, console=console)
-    run = Run(
-        trainer, bar, agent._evaluator(settings), directory, {}, optional_sinks(settings, directory), recorder, store
-    )
+def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
+    """Trains to the end with a bar, then shows tables, curves and states; False when stopped before."""
+    steps = trainer.settings.steps
+    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console))
     try:
-        outcome = run.until(settings.steps)
+        finished = drive.until(steps)
     except RunFailed as error:
-        raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {directory})") from error
+        kept = directories[0] if trainer.alone else directories[0].parent
+        raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {kept})") from error
     finally:
-        run.close()
-        trainer.pool.close()
-    if outcome.finished:
-        show(agent, directory)
-    return outcome.finished
+        drive.close()
+        trainer.close()
+    if finished:
+        for member, directory in zip(trainer.members, directories):
+            show(member, directory)
+    return finished
 
 
-def show(agent: Agent, directory: Path) -> None:
+def show(member: Member, directory: Path) -> None:
     """A table of the evaluations, and pictures."""
-    settings, trainer = agent.settings, agent.trainer
-    assert trainer is not None
+    settings = member.settings
     rows = [line.split(",") for line in (directory / "eval.csv").read_text().split()[1:]]
     if rows:
-        table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
-        for r in rows if len(rows) <= 12 else rows[:: len(rows) // 10]:
-            table.add_row(r[0], r[1], f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
-        console.print(table)
+        if member.trainer.alone:
+            table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
+            for r in rows if len(rows) <= 12 else rows[:: len(rows) // 10]:
+                table.add_row(r[0], r[1], f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
+            console.print(table)
+        else:
+            say(f"seed {settings.seed}: return {float(rows[-1][3]):.1f} ± {float(rows[-1][4]):.1f}")
         curve_picture(directory, title(settings), settings.env)
-    if len(trainer.pool.observation_space.shape) == 1:
-        order, states = visited(trainer)
-        phase_picture(directory / "phase.png", settings.env, order, states)
+    if len(member.trainer.observation_space.shape) == 1:
+        phase_picture(directory / "phase.png", settings.env, *member.visited())
     pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]
     say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
@@ -125,37 +128,73 @@ def resume(directory: Path) -> int:
     """Continues every unfinished run of a directory."""
     if not holds_run(directory):
         raise BadInput(f"{directory} holds no run: there is no config.toml in it")
-    return carry_on([directory] if (directory / "config.toml").exists() else sorted(directory.glob("seed-*")))
+    if (directory / "config.toml").exists():
+        seeds = read_run(directory)[2].get("together")
+        if seeds:
+            raise BadInput(
+                f"{directory} trains together with seeds {', '.join(map(str, seeds))}: "
+                f"use `maxinforl resume {directory.parent}`"
+            )
+        return carry_on([directory])
+    there = sorted(directory.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}
+    for seeds, path in together.items():
+        group = [path] if seeds == (path.name,) else [directory / f"seed-{int(seed)}" for seed in seeds]
+        if missing := [path for path in group if not holds_run(path)]:
+            raise BadInput(f"{missing[0]} is missing, and the seeds of {directory} train together")
+        if (code := carry_on(group)) != 0:
+            return code
+    return 0
 
 
-def continue_run(directory: Path) -> bool:
-    """From the newest good checkpoint, or from step 0 where there is none; False when stopped before the end."""
-    settings, strategy, table = read_run(directory)
-    if not table.get("by_name", True):
-        raise BadInput(f"{directory} was trained on an environment of your own: resume it from Python")
-    agent = Agent(settings, strategy, settings.env)
-    agent.total_steps = settings.steps
-    store = CheckpointStore(directory / "checkpoints", settings.keep)
-    saved = store.load() if store.steps() else None
-    if saved is not None and saved.step >= settings.steps:
-        say(f"{directory} is finished: {saved.step} of {settings.steps} steps")
+def continue_runs(directories: list[Path]) -> bool:
+    """From the newest step that every seed has a good checkpoint of, or from step 0; False when stopped early."""
+    tables = [read_run(directory) for directory in directories]
+    seeds, strategy = [settings for settings, _, _ in tables], tables[0][1]
+    first = seeds[0]
+    if not all(table.get("by_name", True) for _, _, table in tables):
+        raise BadInput(f"{directories[0]} was trained on an environment of your own: resume it from Python")
+    if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in tables):
+        raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
+    keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
+    stores = [CheckpointStore(directory / "checkpoints", keep) for directory in directories]
+    saved = checkpoint.newest(stores)
+    if saved is not None and saved[0].step >= first.steps:
+        whole = directories[0] if len(seeds) == 1 else directories[0].parent
+        say(f"{whole} is finished: {saved[0].step} of {first.steps} steps")
         return True
-    trainer = agent._trainer(settings.steps)
-    describe(agent, directory)
+    trainer = make_trainer(strategy, seeds, first.env, first.steps)
+    describe(trainer, directories)
+    warnings = restored(trainer, saved) if saved else []
+    for sentence in warnings:
+        say(f"[yellow]{sentence}[/]")
+    runs = [
+        prepare(member, directory, store, saved[0].step if saved else None)
+        for member, directory, store in zip(trainer.members, directories, stores)
+    ]
+    return follow(trainer, runs, directories)
+
+
+def restored(trainer: Trainer, saved: list[Checkpoint]) -> list[str]:
+    said = [sentence for c in saved for sentence in (*c.warnings, *c.drift)]
+    return list(dict.fromkeys([*said, *checkpoint.restore(trainer, saved)]))
+
+
+def prepare(member: Member, directory: Path, store: CheckpointStore, step: int | None) -> Run:
+    """A seed's files, cut back to the step that it goes on from."""
+    settings = member.settings
     begun, log = (directory / "eval.csv").exists(), RunFiles(directory)
     recorder = StateRecorder() if settings.record_states else None
-    if saved is None and begun:
+    if step is None and begun:
         log.cut_back(-1)
         say(f"{directory} has no checkpoint yet: starting again from step 0")
-    if saved is not None:
-        for sentence in (*saved.warnings, *saved.drift, checkpoint.restore(trainer, saved)):
-            if sentence:
-                say(f"[yellow]{sentence}[/]")
-        log.cut_back(saved.step)
+    if step is not None:
+        log.cut_back(step)
         if recorder is not None and (directory / "states.npz").exists():
-            recorder = StateRecorder.load(directory / "states.npz", saved.step)
-        say(f"resuming {directory} at step {saved.step} of {settings.steps}")
-    return follow(agent, directory, recorder, store)
+            recorder = StateRecorder.load(directory / "states.npz", step)
+        say(f"resuming {directory} at step {step} of {settings.steps}")
+    evaluator = Agent(settings, member.trainer.strategy, settings.env)._evaluator(settings)
+    return Run(member, evaluator, directory, {}, optional_sinks(settings, directory), recorder, store)
 
 
 def evaluate(directory: Path, episodes: int) -> int:

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,15 @@ def versions() -> dict[str, str]:
 
 
 def open_run(
-    out: Path, settings: Settings, strategy: Strategy, observation: Box, action: Box, by_name: bool = True
+    out: Path,
+    settings: Settings,
+    strategy: Strategy,
+    observation: Box,
+    action: Box,
+    by_name: bool = True,
+    together: Sequence[int] = (),
 ) -> Path:
-    """Creates a run directory with its config.toml."""
+    """Creates a run directory with its config.toml; `together` are the seeds of one program, this one's among them."""
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
@@ -91,6 +97,7 @@ def open_run(
         "command": command,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         "by_name": by_name,
+        **({"together": list(together)} if together else {}),
         "versions": versions(),
         "spaces": plain_spaces(observation, action),
         "settings": plain_settings(settings),

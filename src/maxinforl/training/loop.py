@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +23,7 @@ from maxinforl.core.update import Program, TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
-from maxinforl.replay import Replay, row_bytes
+from maxinforl.replay import LAST, TRUNCATED, Replay, row_bytes
 from maxinforl.settings import Settings, check_updates
 from maxinforl.training.log import Window
 
@@ -43,10 +46,18 @@ def available_memory() -> int | None:
         return None
 
 
-def check_memory(settings: Settings, steps: int, observation: Box, action: Box) -> int:
+def keep_freed_memory() -> None:
+    """Lets glibc keep what XLA frees: by default blocks above 32 MB go back to the system after every dispatch, and
+    faulting their pages in again takes up to a third of the time of large updates."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        for parameter, value in ((-3, 2**30), (-1, 2**31 - 1)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            libc.mallopt(parameter, value)
+
+
+def check_memory(settings: Settings, steps: int, observation: Box, action: Box, seeds: int = 1) -> int:
     """Bytes the replay will take; refused before anything is taken when they are not there."""
     frame = row_bytes(observation.shape, observation.dtype.itemsize, action.shape[0])
-    needed, there = settings.num_envs * rows_for(steps, settings) * frame, available_memory()
+    needed, there = seeds * settings.num_envs * rows_for(steps, settings) * frame, available_memory()
     if there is not None and needed > 0.9 * there:
         raise BadInput(
             f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or "
@@ -56,46 +67,124 @@ def check_memory(settings: Settings, steps: int, observation: Box, action: Box) 
 
 
 @dataclass
-class Trainer:
-    """An agent in its environments: `advance` is one agent step of every environment."""
+class Member:
+    """One seed's share of a trainer."""
 
-    strategy: Strategy
+    trainer: Trainer
+    index: int
     settings: Settings
-    pool: EnvPool
-    total: int  # transitions that schedules plan for
+    window: Window = field(default_factory=Window)
 
-    def __post_init__(self):
-        self.stack = self.settings.frame_stack if len(self.pool.observation_space.shape) == 3 else 1
-        self.program = Program(
-            self.strategy,
-            spec_of(self.pool, self.stack),
-            self.settings.batch_size,
-            check_updates(self.settings),
-            skip_nan=self.settings.on_nan == "skip",
-        )
-        self.step, self.window = 0, Window()
-        self.action: np.ndarray | None = None
-        self.state = self.program.init(jnp.uint32(self.settings.seed), self.blank(self.total), self.total)
+    @property
+    def step(self) -> int:
+        return self.trainer.step
 
     @property
     def env_step(self) -> int:
         return self.step * (self.settings.action_repeat or 1)
 
     @property
+    def at(self) -> tuple[int, ...]:
+        """Where this seed's part of an array lies: nowhere in particular when it is alone."""
+        return () if self.trainer.alone else (self.index,)
+
+    @property
+    def agent(self) -> Any:
+        state = self.trainer.state.agent
+        return state if self.trainer.alone else jax.tree.map(lambda leaf: leaf[self.index], state)
+
+    @property
     def evaluation(self) -> Callable[[np.ndarray], np.ndarray]:
-        """The deterministic policy on a batch of observations."""
-        return lambda obs: self.program.act(self.state.agent, obs, self.state.clock)
+        """The deterministic policy as it is now, on a batch of observations."""
+        agent, trainer = self.agent, self.trainer
+        return lambda obs: trainer.acting.act(agent, obs, trainer.state.clock)
+
+    def log_line(self) -> dict[str, float]:
+        """Everything worth knowing since the last line; a number that is not finite ends the run."""
+        line = self.window.drain(self.trainer.program.metric_names)
+        if self.trainer.strategy.measures_error and line.get("explore/model_error") is not None:
+            line["explore/recent_error"] = float(
+                np.array(self.trainer.program.recent_error(self.trainer.state))[self.at]
+            )
+        for name, value in line.items():
+            if not math.isfinite(value):
+                raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
+        return {"step": self.step, "env_step": self.env_step} | line
+
+    def visited(self, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+        """States still in the replay with the order they were met in, thinned to `most`."""
+        replay = self.trainer.state.replay
+        head, rows = int(np.array(replay.head)[(*self.at, 0)]), replay.age.shape[-1]
+        order = np.arange(max(0, head - rows + 1), head + 1)
+        order = order[:: max(1, len(order) // most)]
+        return order, np.array(replay.obs[(*self.at, 0, order % rows)])
+
+
+@dataclass
+class Trainer:
+    """Agents in their environments: one seed, or several side by side in one program with a pool of lanes each."""
+
+    strategy: Strategy
+    seeds: Sequence[Settings]  # that differ in the seed alone
+    pools: Sequence[EnvPool]
+    total: int  # transitions that schedules plan for
+
+    def __post_init__(self):
+        keep_freed_memory()
+        self.settings = self.seeds[0]
+        self.members = [Member(self, i, settings) for i, settings in enumerate(self.seeds)]
+        self.stack = self.settings.frame_stack if len(self.observation_space.shape) == 3 else 1
+        self.program = Program(
+            self.strategy,
+            spec_of(self, self.stack),
+            self.settings.batch_size,
+            check_updates(self.settings),
+            seeds=None if self.alone else len(self.seeds),
+            skip_nan=self.settings.on_nan == "skip",
+        )
+        self.acting = self.program if self.alone else replace(self.program, seeds=None)
+        self.step = 0
+        self.action: np.ndarray | None = None
+        seeds = np.array([s.seed for s in self.seeds], np.uint32)
+        state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), self.blank(self.total), self.total)
+        self.state = spread(state) if not self.alone else state
+
+    @property
+    def alone(self) -> bool:
+        return len(self.seeds) == 1
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of each seed."""
+        return self.settings.num_envs if not self.pools else self.pools[0].num_envs
+
+    @property
+    def observation_space(self) -> Box:
+        return self.pools[0].observation_space
+
+    @property
+    def action_space(self) -> Box:
+        return self.pools[0].action_space
 
     def blank(self, steps: int) -> Replay:
-        obs, action = self.pool.observation_space, self.pool.action_space
-        check_memory(self.settings, steps, obs, action)
+        obs, action = self.observation_space, self.action_space
+        check_memory(self.settings, steps, obs, action, len(self.seeds))
         rows = rows_for(steps, self.settings)
-        return Replay.create(self.pool.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
+        replay = Replay.create(self.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
+        return self.joined([replay] * len(self.seeds), jnp.stack)
+
+    def joined(self, parts: Sequence[Any], stack: Callable = np.stack) -> Any:
+        """What each seed has as one tree: with a leading axis of seeds where there are several."""
+        return parts[0] if self.alone else jax.tree.map(lambda *leaves: stack(leaves), *parts)
+
+    def each(self, whole: np.ndarray) -> Sequence[np.ndarray]:
+        return [whole] if self.alone else list(whole)
 
     def make_room(self, steps: int) -> None:
-        """Rows for `steps` more transitions, where the capacity allows and nothing was overwritten yet."""
-        replay = self.state.replay.grow(rows_for(self.step + steps, self.settings))
-        self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
+        """Rows for `steps` more transitions of a seed, where the capacity allows and nothing was overwritten yet."""
+        if self.alone:
+            replay = self.state.replay.grow(rows_for(self.step + steps, self.settings))
+            self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
 
     def adopt(self, agent: Any, clock: Clock) -> None:
         """Continues with an agent that was loaded, on an empty replay."""
@@ -103,39 +192,113 @@ class Trainer:
 
     def begin(self) -> None:
         uniform = self.step < (self.settings.learning_starts or 0)
-        self.state, action = self.program.begin(self.state, self.pool.reset(), uniform)
+        first = self.joined([pool.reset() for pool in self.pools])
+        self.state, action = self.program.begin(self.state, first, uniform)
         self.action = np.array(action)
 
-    def advance(self) -> np.ndarray:
-        """Steps the environments, then inserts, learns and chooses the next actions; returns where they are now."""
+    def advance(self, most: int = 1) -> list[tuple[int, np.ndarray]]:
+        """One step of every environment, then insert, learn and choose the next actions.
+
+        Returns, for each step made (never more than `most`), its number and where it led: [seeds, environments, ...].
+        """
         if self.action is None:
             self.begin()
         assert self.action is not None
-        transition = self.pool.step(self.action)
-        self.step += self.pool.num_envs
+        parts = [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
+        self.step += self.num_envs
         if self.step < (self.settings.learning_starts or 0):
-            self.state, action = self.program.collect(self.state, transition)
+            self.state, action = self.program.collect(self.state, self.joined(parts))
         else:
-            self.state, action, metrics = self.program.step(self.state, transition)
-            self.window.add(np.array(metrics))
+            self.state, action, metrics = self.program.step(self.state, self.joined(parts))
+            for member, values in zip(self.members, self.each(np.array(metrics))):
+                member.window.add(values)
         self.action = np.array(action)
-        for _, ret, length in self.pool.finished:
-            self.window.episode(ret, length)
-        self.pool.finished.clear()
-        return transition.obs
+        for member, pool in zip(self.members, self.pools):
+            for _, ret, length in pool.finished:
+                member.window.episode(ret, length)
+            pool.finished.clear()
+        return [(self.step, np.stack([part.obs for part in parts]))]
 
-    def log_line(self) -> dict[str, float]:
-        """Everything worth knowing since the last line; a number that is not finite ends the run."""
-        line = self.window.drain(self.program.metric_names)
-        for name, value in line.items():
-            if not math.isfinite(value):
-                raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
-        return {"step": self.step, "env_step": self.env_step} | line
+    # ------------------------------------------------------------ what a checkpoint holds beyond agent and replay
+
+    def place(self, member: Member) -> dict[str, np.ndarray]:
+        """Where a seed's environments are."""
+        assert self.action is not None
+        return {"action": self.each(self.action)[member.index], "episodes": self.pools[member.index].episodes.copy()}
+
+    def put(self, places: Sequence[dict[str, np.ndarray]]) -> list[str]:
+        """Brings every environment to where it was, by its episode's seed and actions; a sentence for each seed whose
+        environment did not repeat."""
+        self.action = np.array(self.joined([place["action"] for place in places]))
+        said = [replay_episodes(member, place["episodes"]) for member, place in zip(self.members, places)]
+        return [sentence for sentence in said if sentence]
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.close()
 
 
-def spec_of(pool: EnvPool, stack: int) -> Spec:
-    shape = pool.observation_space.shape
-    return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, pool.action_space.shape[0])
+def spread(state: TrainState) -> TrainState:
+    """The seeds dealt out to the devices, where there are several and the seeds divide among them."""
+    devices, seeds = jax.devices(), state.seed.shape[0]
+    if len(devices) == 1 or seeds % len(devices):
+        return state
+    mesh = jax.sharding.Mesh(np.array(devices), ("seed",))
+    dealt = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("seed"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    put = lambda tree, sharding: jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), tree)
+    return TrainState(
+        put(state.agent, dealt), put(state.replay, dealt), put(state.clock, whole), put(state.seed, dealt)
+    )
+
+
+def spec_of(of: Any, stack: int) -> Spec:
+    """What an agent sees and does where it has these spaces."""
+    shape = of.observation_space.shape
+    return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, of.action_space.shape[0])
+
+
+def replay_episodes(member: Member, episodes: np.ndarray) -> str | None:
+    """Brings a seed's environments to where they were, and checks that they got there."""
+    trainer, at = member.trainer, member.at
+    replay, pool = trainer.state.replay, trainer.pools[member.index]
+    ages, heads, rows = np.array(replay.age[at]), np.array(replay.head[at]), replay.age.shape[-1]
+    past = []
+    for lane, head in enumerate(heads):
+        back = np.arange(head - ages[lane, head % rows], head) % rows
+        past.append(np.array(replay.action[(*at, lane, back)]))
+    stored = np.array(replay.obs[(*at, np.arange(len(heads)), heads % rows)])
+    try:
+        if np.array_equal(pool.restore(episodes, past), stored):
+            return None
+    except RunFailed:
+        pass
+    start_afresh(member, episodes + 1)
+    return (
+        "this environment does not repeat an episode from its seed and actions, so the run goes on with new episodes, "
+        "the open ones counted as truncated, and is not the run that it would have been"
+    )
+
+
+def start_afresh(member: Member, episodes: np.ndarray) -> None:
+    """New episodes in every lane of a seed; a transition that was open ends in a truncation."""
+    trainer, at = member.trainer, member.at
+    whole = trainer.state.replay
+    replay = jax.tree.map(lambda leaf: leaf[at], whole)
+    obs = trainer.pools[member.index].restore(episodes, [()] * trainer.num_envs)
+    lane, rows = replay.lanes, replay.rows
+    here, before = replay.head % rows, (replay.head - 1) % rows
+    going = replay.age[lane, here] > 0
+    end = replay.end.at[lane, before].set(jnp.where(going, TRUNCATED, replay.end[lane, before]).astype(jnp.uint8))
+    end = end.at[lane, here].set(jnp.where(going, LAST, 0).astype(jnp.uint8))
+    head = replay.head + going
+    fresh = (replay.obs.at[lane, head % rows].set(obs), end.at[lane, head % rows].set(0))
+    age = replay.age.at[lane, head % rows].set(0)
+    replay = eqx.tree_at(lambda r: (r.obs, r.end, r.age, r.head), replay, (*fresh, age, head))
+    if at:
+        replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
+    trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
+    trainer.action = np.array(trainer.program.react(trainer.state))
 
 
 @contextmanager
@@ -168,6 +331,10 @@ class Every:
 
     def __call__(self, step: int) -> bool:
         return step // self.period > (step - self.stride) // self.period
+
+    def left(self, step: int) -> int:
+        """Steps of `stride` until it is true again."""
+        return math.ceil((self.period - step % self.period) / self.stride)
 
 
 class Stopwatch:

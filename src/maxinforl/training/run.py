@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,26 +14,17 @@ from maxinforl.envs.record import StateRecorder
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.log import RunFiles, Sink
-from maxinforl.training.loop import Every, Stopwatch, Trainer, signals
+from maxinforl.training.loop import Every, Member, Stopwatch, Trainer, signals
 from maxinforl.training.progress import Progress
 from maxinforl.training.store import CheckpointStore
 from maxinforl.training.video import Video
 
 
 @dataclass
-class Outcome:
-    """How a run went: `finished` is False when a signal or the clock stopped it."""
-
-    finished: bool = True
-    evaluations: list[tuple[int, Evaluation]] = field(default_factory=list)
-
-
-@dataclass
 class Run:
-    """A trainer with everything around it; without a directory nothing is written."""
+    """What one seed leaves behind: evaluations, logs and checkpoints; without a directory nothing is written."""
 
-    trainer: Trainer
-    progress: Progress
+    member: Member
     evaluator: Evaluator | None = None
     directory: Path | None = None
     meta: dict[str, Any] = field(default_factory=dict)
@@ -42,72 +35,49 @@ class Run:
     def __post_init__(self):
         self.files = RunFiles(self.directory) if self.directory else None
         if self.directory and self.store is None:
-            self.store = CheckpointStore(self.directory / "checkpoints", self.trainer.settings.keep)
+            self.store = CheckpointStore(self.directory / "checkpoints", self.member.settings.keep)
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
-        self.outcome, self.watch = Outcome(), Stopwatch()
+        self.evaluations: list[tuple[int, Evaluation]] = []
+        self.watch = Stopwatch()
 
-    def until(self, last: int) -> Outcome:
-        """Trains until `last` transitions; a signal or --max-hours ends it earlier, with a checkpoint."""
-        settings, stride = self.trainer.settings, self.trainer.pool.num_envs
-        log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
-        with self.progress, signals() as asked:
-            if self.trainer.step == 0:
-                self.evaluate()
-            while self.trainer.step < last:
-                obs = self.trainer.advance()
-                step = self.trainer.step
-                if self.recorder is not None:
-                    self.recorder.add(step, obs)
-                if log(step) or step >= last:
-                    self.log()
-                if evaluate(step) or step >= last:
-                    self.evaluate(film=settings.video and step >= last)
-                if save(step) and step < last:
-                    self.save()
-                self.progress.step(step)
-                if step < last and (asked() or self.out_of_time()):
-                    self.outcome.finished = False
-                    break
-            self.save(wait=True)
-        return self.outcome
+    def record(self, visited: list[tuple[int, np.ndarray]]) -> None:
+        if self.recorder is not None:
+            for step, obs in visited:
+                self.recorder.add(step, obs[self.member.index])
 
-    def out_of_time(self) -> bool:
-        hours = self.trainer.settings.max_hours
-        return hours is not None and self.watch.elapsed > hours * 3600
-
-    def log(self) -> None:
-        since = self.trainer.settings.log_every
-        line = self.trainer.log_line()
+    def log(self) -> dict[str, float]:
+        since = self.member.settings.log_every
+        line = self.member.log_line()
         line |= {"time/fps": since / max(self.watch.lap(), 1e-9), "time/elapsed": self.watch.elapsed}
         if self.store is not None:
             line["time/checkpoint_wait"] = self.store.waited
         for sink in self.sinks:
-            sink.write(self.trainer.step, line)
-        self.progress.note(line)
+            sink.write(self.member.step, line)
+        return line
 
-    def evaluate(self, film: bool = False) -> None:
+    def evaluate(self, film: bool = False) -> Evaluation | None:
         """One evaluation; `film` keeps its first episode as a video."""
         if self.evaluator is None:
-            return
-        trainer = self.trainer
-        index = trainer.step // trainer.settings.eval_every
+            return None
+        member = self.member
+        index = member.step // member.settings.eval_every
         video = Video(self.evaluator.fps) if film and self.directory else None
-        result = self.evaluator(trainer.evaluation, index, video.watch if video else None)
+        result = self.evaluator(member.evaluation, index, video.watch if video else None)
         if video is not None and self.directory is not None:
-            video.write(self.directory / "videos" / f"step-{trainer.step:09d}.mp4")
-        self.outcome.evaluations.append((trainer.step, result))
+            video.write(self.directory / "videos" / f"step-{member.step:09d}.mp4")
+        self.evaluations.append((member.step, result))
         if self.files:
-            self.files.evaluation(trainer.step, trainer.env_step, trainer.settings.seed, result)
+            self.files.evaluation(member.step, member.env_step, member.settings.seed, result)
         for sink in self.extra_sinks:
-            sink.write(trainer.step, {"eval/mean_reward": float(result.returns.mean())})
-        self.progress.evaluated(trainer.step, result)
+            sink.write(member.step, {"eval/mean_reward": float(result.returns.mean())})
+        return result
 
     def save(self, wait: bool = False) -> None:
         if self.store is None or self.directory is None:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
-        checkpoint.save(self.trainer, self.store, self.meta, wait)
+        checkpoint.save(self.member, self.store, self.meta, wait)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -118,10 +88,55 @@ class Run:
             self.evaluator.close()
 
 
-def visited(trainer: Trainer, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-    """States still in the replay with the order they were met in, thinned to `most`."""
-    replay = trainer.state.replay
-    head, rows = int(np.array(replay.head)[0]), replay.rows
-    order = np.arange(max(0, head - rows + 1), head + 1)
-    order = order[:: max(1, len(order) // most)]
-    return order, np.array(replay.obs[0, order % rows])
+@dataclass
+class Drive:
+    """Takes the seeds of a trainer through training together, with everything that happens on a grid of steps."""
+
+    trainer: Trainer
+    runs: Sequence[Run]
+    progress: Progress
+
+    def until(self, last: int) -> bool:
+        """Trains until `last` transitions; False where a signal or --max-hours ended it earlier, with a checkpoint."""
+        settings, stride = self.trainer.settings, self.trainer.num_envs
+        log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
+        watch = Stopwatch()
+        with self.progress, signals() as asked:
+            if self.trainer.step == 0:
+                self.evaluate()
+            while (step := self.trainer.step) < last:
+                most = min(every.left(step) for every in (log, evaluate, save, Every(last, stride)))
+                visited = self.trainer.advance(most)
+                step = self.trainer.step
+                for run in self.runs:
+                    run.record(visited)
+                if log(step) or step >= last:
+                    lines = [run.log() for run in self.runs]
+                    self.progress.note(lines[0])
+                if evaluate(step) or step >= last:
+                    self.evaluate(film=settings.video and step >= last)
+                if save(step) and step < last:
+                    self.save()
+                self.progress.step(step)
+                if step < last and (asked() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
+                    break
+            self.save(wait=True)
+        return self.trainer.step >= last
+
+    def evaluate(self, film: bool = False) -> None:
+        results = [result for run in self.runs if (result := run.evaluate(film)) is not None]
+        if results:
+            returns, lengths = (np.concatenate(part) for part in zip(*results))
+            self.progress.evaluated(self.trainer.step, Evaluation(returns, lengths))
+
+    def save(self, wait: bool = False) -> None:
+        """A checkpoint of every seed; the one before is complete for all of them by then."""
+        for run in self.runs:
+            if run.store is not None:
+                run.store.wait()
+        for run in self.runs:
+            run.save(wait)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
