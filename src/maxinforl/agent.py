@@ -174,7 +174,7 @@ class Agent:
         if not getattr(intrinsic, "scores_actions", intrinsic is not None):
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
         box, explorer = self.action_space, getattr(state, "mixed", state)
-        learner = getattr(explorer, "task", None) or explorer.learner
+        learner = explorer.learner
         obs = np.asarray(observation, self.observation_space.dtype)
         z = self.strategy.base.encoder.trunk(learner.slow.critic.trunk, self.strategy.base.features(learner, obs))  # type: ignore[arg-type]
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)

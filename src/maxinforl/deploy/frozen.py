@@ -17,7 +17,7 @@ Arrays = dict[str, np.ndarray]
 
 def learner_of(state: Any) -> Learner:
     """The learner whose policy is evaluated: the task's own where two of them share a replay."""
-    found = getattr(state, "task", None) or getattr(state, "learner", None)
+    found = getattr(state, "learner", None)
     if not isinstance(found, Learner):
         raise BadInput(f"a {type(state).__name__} has no learner that acts for the task: it cannot be exported")
     return found

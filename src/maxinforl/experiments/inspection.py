@@ -127,10 +127,10 @@ def slack(run: Run) -> float | None:
 def tracking(run: Run) -> list[str]:
     """Whether the information gain is held where it should be."""
     lines = ["", "exploration"]
-    named = ("explore/info_gain", "explore/intrinsic_reward", "explore/alpha2", "explore/intrinsic_weight")
+    named = ("info_gain", "intrinsic_reward", "alpha2", "intrinsic_weight", "model_error", "recent_error")
     for name in named:
-        if (series := run.metrics.get(name)) is not None:
-            lines.append(f"  {name:26s} {sparkline(series.value, 32):32s}  now {number(late(series))}")
+        if (series := run.metrics.get(f"explore/{name}")) is not None:
+            lines.append(f"  {name:17s} {sparkline(series.value, 32):32s}  now {number(late(series))}")
     apart = slack(run)
     if apart is not None:
         side = "above" if apart > 0 else "below"
