@@ -252,13 +252,15 @@ def make(
     """An agent for an environment.
 
     `algo` is a catalogue name (`maxinforl list`), `env` a name, a gymnasium.Env or a function that makes one.
-    Overrides are the settings of `maxinforl train` (seed, num_envs, learning_starts, ...), entries of the agent by
-    path in `set` ({"base.lr": 1e-4}), or parts of it as objects: intrinsic=, weight=, target=, schedule=.
+    Overrides are the settings of `maxinforl train` (`seed`, `num_envs`, `learning_starts`, ...), entries of the agent
+    by path in `set` (`{"base.lr": 1e-4}`), or parts of it as objects: `base=`, `intrinsic=`, `weight=`, `target=`,
+    `schedule=`.
 
-    >>> agent = make("maxinfo-sac", "Pendulum-v1", seed=1, batch_size=32)
-    >>> action, _ = agent.predict(agent.observation_space.sample(), deterministic=True)
-    >>> action.shape
-    (1,)
+    Examples:
+        >>> agent = make("maxinfo-sac", "Pendulum-v1", seed=1, batch_size=32)
+        >>> action, _ = agent.predict(agent.observation_space.sample(), deterministic=True)
+        >>> action.shape
+        (1,)
     """
     known = {f.name for f in fields(Settings)}
     parts = {k: v for k, v in overrides.items() if k not in known or is_dataclass(v) or callable(v)}
