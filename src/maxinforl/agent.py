@@ -173,12 +173,17 @@ class Agent:
         intrinsic, (_, state, _) = getattr(self.strategy, "intrinsic", None), self._acting()
         if not getattr(intrinsic, "scores_actions", intrinsic is not None):
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
-        box, explorer = self.action_space, getattr(state, "mixed", state)
-        learner = explorer.learner
-        obs = np.asarray(observation, self.observation_space.dtype)
-        z = self.strategy.base.encoder.trunk(learner.slow.critic.trunk, self.strategy.base.features(learner, obs))  # type: ignore[arg-type]
+        base, box = self.strategy.base, self.action_space
+
+        @jax.jit
+        def score(explorer: Any, obs: jax.Array, unit: jax.Array) -> jax.Array:
+            learner = explorer.learner
+            z = base.encoder.trunk(learner.slow.critic.trunk, base.features(learner, obs))
+            return intrinsic.score(explorer.model, z, unit)  # type: ignore[union-attr]
+
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
-        return np.array(intrinsic.score(explorer.model, z, unit))  # type: ignore[union-attr]
+        obs = np.asarray(observation, self.observation_space.dtype)
+        return np.array(score(getattr(state, "mixed", state), obs, unit))  # type: ignore[arg-type]
 
     def _acting(self) -> tuple[Program, Any, Any]:
         if self.trainer is not None:
