@@ -20,7 +20,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "report": ("maxinforl report runs/five runs/other --out report.html",),
     "sweep": ("maxinforl sweep my-suite.toml --dry-run", "maxinforl sweep my-suite.toml --jobs 4"),
     "reproduce": ("maxinforl reproduce bandit --out figures/bandit",),
-    "bench": ("maxinforl bench",),
+    "bench": ("maxinforl bench speed --algos sac,maxinfo-sac --uncertainty paper --json speed.json",),
     "export": (
         "maxinforl export runs/five/seed-0 --to numpy --out bundle",
         "maxinforl export runs/five/seed-0 --to onnx --out bundle",
