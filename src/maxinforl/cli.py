@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -122,9 +123,7 @@ def parser() -> Parser:
     root.add_argument("--version", action="store_true", help="print the version and exit")
     commands = root.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
 
-    train = commands.add_parser(
-        "train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1"
-    )
+    train = commands.add_parser("train", help="train an agent")
     add_settings(train)
     train.add_argument(
         "--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS"
@@ -136,13 +135,15 @@ def parser() -> Parser:
     train.add_argument("--resume", action="store_true", help="continue the run that --out holds, if it holds one")
 
     resume = commands.add_parser("resume", help="continue a run where it stopped")
-    resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("directory", metavar="DIR", help="directory of a run, or of several seeds")
     resume.add_argument("--override", action="store_true", help="let the settings given here replace the run's own")
     add_settings(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a trained agent")
-    evaluate.add_argument("directory", metavar="DIR")
-    evaluate.add_argument("--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N")
+    evaluate.add_argument("directory", metavar="DIR", help="directory of a run, or what Agent.save wrote")
+    evaluate.add_argument(
+        "--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N", help="episodes to play"
+    )
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
@@ -150,7 +151,7 @@ def parser() -> Parser:
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
-    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("directories", nargs="+", metavar="DIR", help="runs, or directories that hold them")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
 
     report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
@@ -172,7 +173,6 @@ def parser() -> Parser:
     bench = commands.add_parser(
         "bench",
         help="time updates and agent steps against their matrix products",
-        epilog="example: maxinforl bench speed --algos sac,maxinfo-sac --uncertainty paper --json speed.json",
     )
     bench.add_argument("what", choices=("speed",), metavar="speed")
     bench.add_argument(
@@ -185,7 +185,23 @@ def parser() -> Parser:
     bench.add_argument("--json", help="write the numbers to a file too", metavar="FILE")
 
     commands.add_parser("doctor", help="check this machine and say what to fix")
+    add_tools(commands)
+    add_examples(root)
     return root
+
+
+def add_tools(commands: Any) -> None:
+    """Commands about runs that exist."""
+    export = commands.add_parser("export", help="write a trained policy that acts without JAX")
+    export.add_argument("directory", metavar="DIR", help="run directory, or what Agent.save wrote")
+    export.add_argument("--to", required=True, help="numpy (a runner that needs only NumPy) or onnx", metavar="FORMAT")
+    export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
+
+    inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
+    inspect.add_argument("directory", metavar="DIR", help="directory of one run, with or without checkpoints")
+
+    completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -266,7 +282,7 @@ def train(args: argparse.Namespace) -> int:
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
         check_same(runs)
-        return command.resume(out, {}, False)
+        return command.resume(out, {}, override=False)
     check_free(out, args.overwrite)
     return command.train(runs, out, overwrite=args.overwrite)
 
@@ -347,6 +363,30 @@ def reproduce(args: argparse.Namespace) -> int:
     return reproduce.main(args.figure, Path(args.out), args.scale, args)
 
 
+def export(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl import deploy, load
+
+    took = deploy.export(load(args.directory), args.to, args.out)
+    print(f"wrote {args.out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
+    return DONE
+
+
+def inspect(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.experiments.inspection import inspect
+
+    print(inspect(Path(args.directory)))
+    return DONE
+
+
+def completion(args: argparse.Namespace) -> int:
+    from maxinforl.manual import completion
+
+    print(completion(args.shell, parser()), end="")
+    return DONE
+
+
 COMMANDS = {
     "train": train,
     "resume": resume,
@@ -357,6 +397,9 @@ COMMANDS = {
     "reproduce": reproduce,
     "doctor": doctor,
     "bench": bench,
+    "export": export,
+    "inspect": inspect,
+    "completion": completion,
 }
 
 if __name__ == "__main__":
