@@ -139,6 +139,13 @@ class Naive:
     def only_reset(self, frame):
         self.episode = [frame]
 
+    def cut(self, frame):
+        """The environment broke: what was open ends, truncated, with the observation it was last seen at."""
+        if len(self.episode) > 1:
+            self.starts[-1] |= {"end": True}
+            self.head += 1
+        self.episode = [frame]
+
     def valid(self):
         """A start leaves when its row, or the oldest frame its stack could need, is overwritten."""
         return [i for i, t in enumerate(self.starts) if t["head"] - (self.stack - 1) > self.head - self.rows]
@@ -153,7 +160,7 @@ class Naive:
 
 
 LAYOUTS = [(1, 6, 1, 1), (2, 7, 1, 3), (1, 9, 3, 3), (2, 8, 2, 2)]
-EVENTS = st.sampled_from(["go"] * 6 + ["terminate", "truncate", "both", "reset"])
+EVENTS = st.sampled_from(["go"] * 6 + ["terminate", "truncate", "both", "reset", "cut", "cut"])
 GAMMA = 0.5
 
 
@@ -197,9 +204,13 @@ def test_replay_is_a_list_of_transitions(lanes, rows, stack, nstep):
                 frame = successor = next(names)
                 if terminated or truncated:
                     frame = next(names)
-                valid = not (event == "reset" and len(n.episode) == 1)  # resetting happens where nothing has begun
+                # resetting happens where nothing has begun
+                valid = not (event == "cut" or (event == "reset" and len(n.episode) == 1))
                 action, reward = 1000 * lane + step, float((7 * step + lane) % 5)
-                if valid:
+                if event == "cut":
+                    n.cut(frame)
+                    truncated = True
+                elif valid:
                     n.add(action, reward, terminated, truncated, successor, frame)
                 else:
                     n.only_reset(frame)

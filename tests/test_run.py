@@ -1,5 +1,6 @@
 """A run as a user sees it: reproducible, resumable bit for bit, counted right, saved and loaded whole."""
 
+import itertools
 import json
 import os
 import shutil
@@ -284,8 +285,8 @@ def test_an_environment_that_does_not_repeat_is_truncated_and_said(tmp_path, mon
         interrupted(patch, at=45)
         with pytest.raises(MemoryError):
             cli.main([*command, "--out", str(tmp_path / "run")])
-    before = Corridor.reset
-    monkeypatch.setattr(Corridor, "reset", lambda self, **kw: before(self, seed=int(time.time_ns() % 1000)))
+    before, seeds = Corridor.reset, itertools.count()
+    monkeypatch.setattr(Corridor, "reset", lambda self, **kw: before(self, seed=next(seeds)))
     with pytest.warns(UserWarning, match="ignores its seed"):
         assert cli.main(["resume", str(tmp_path / "run")]) == 0
     assert "does not repeat" in " ".join(capsys.readouterr().out.split())
@@ -562,9 +563,10 @@ def test_a_video_of_the_last_evaluation(tmp_path):
 def test_a_bad_observation_ends_the_run_with_code_3_and_keeps_it(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", "--algo", "sac", "--env", "Poisoned-v0", "--steps", "100", *FLAGS, "--save-every", "10"]
+    command += ["--max-faults", "0"]
     assert cli.main([*command, "--eval-episodes", "0", "--out", str(out)]) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "observation is nan at entry 0" in said and "step" in said
     assert CheckpointStore(out / "checkpoints").load().step >= 20
     with pytest.raises(RunFailed):
-        make("sac", env="Poisoned-v0", eval_episodes=0).learn(100)
+        make("sac", env="Poisoned-v0", eval_episodes=0, max_faults=0).learn(100)

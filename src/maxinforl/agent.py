@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -101,8 +102,8 @@ class Agent:
                 return None
             return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
         modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
-        lanes = [envs.make(source, **env_options(settings), render_mode=mode) for mode in modes]
-        return Evaluator(lanes, settings.seed, self.stack)  # type: ignore[arg-type]
+        makers = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
+        return Evaluator([make() for make in makers], settings.seed, self.stack, makers)
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Returns and lengths of deterministic episodes in environments of their own."""
@@ -224,7 +225,7 @@ def make_trainer(strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, to
     """A trainer of one seed or several: compiled whole where the environment is a pure JAX task, else stepped here."""
     if compiles(seeds[0], env):
         return CompiledTrainer(strategy, seeds, (), total)
-    pools = [envs.make_pool(env, num_envs=s.num_envs, seed=s.seed, **env_options(s)) for s in seeds]
+    pools = [envs.make_pool(env, **pool_options(s)) for s in seeds]
     return Trainer(strategy, seeds, pools, total)
 
 
@@ -243,6 +244,11 @@ def env_options(settings: Settings) -> dict[str, Any]:
         "env_args": settings.env_arg,
         "image_size": settings.image_size,
     }
+
+
+def pool_options(settings: Settings) -> dict[str, Any]:
+    names = ("num_envs", "seed", "max_faults", "workers", "env_timeout")
+    return env_options(settings) | {name: getattr(settings, name) for name in names}
 
 
 def make(
@@ -330,7 +336,7 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     from maxinforl.training.directory import read_run
 
     settings, strategy, plain = read_run(path, custom)
-    saved = CheckpointStore(path / "checkpoints").load(rows=False)
+    saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
     for warning in saved.warnings:
         warnings.warn(warning, stacklevel=3)
     part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}

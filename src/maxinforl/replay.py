@@ -4,6 +4,9 @@ A ring of rows per environment. The row at `head` holds the observation to act o
 the action, reward and end that followed, writes the successor one row on, and moves the head there. Where an episode
 ended, its last observation keeps a row that is never a start and the head moves past it to the new episode's
 first. `starts` lists the rows a transition may start from, oldest first, so sampling is uniform without rejection.
+
+Where an environment broke, its open episode is cut: the transition before becomes a truncation, the row at `head` its
+last observation, and the head moves on to what the next episode begins with.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class Transition(NamedTuple):
     truncated: Any
     next_obs: Any  # what the step led to
     obs: Any  # what to act on next: the first observation of a new episode where one ended
-    valid: Any  # False where the environment was only resetting: nothing happened but `obs`
+    valid: Any  # False where nothing happened but `obs`: a reset or, with `truncated`, a cut of the open episode
 
 
 class Replay(eqx.Module):
@@ -75,17 +78,14 @@ class Replay(eqx.Module):
 
     def add(self, t: Transition) -> Replay:
         lane, rows = self.lanes, self.rows
-        here, after = self.head % rows, (self.head + 1) % rows
+        here, after, age = self.head % rows, (self.head + 1) % rows, self.age[lane, self.head % rows]
         ended = jnp.where(t.terminated, TERMINATED, jnp.where(t.truncated, TRUNCATED, 0)).astype(jnp.uint8)
-        head = jnp.where(t.valid, self.head + 1 + (ended > 0), self.head)
+        cut = ~t.valid & t.truncated & (age > 0)
+        head = self.head + jnp.where(t.valid, 1 + (ended > 0), cut)
         keep = lambda column, new: jnp.where(_like(t.valid, new), new, column[lane, here])
-        age = self.age[lane, here]
-        obs = self.obs.at[lane, jnp.where(t.valid, after, here)].set(
-            jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs)
-        )
-        ages = self.age.at[lane, jnp.where(t.valid, after, here)].set(jnp.where(t.valid, age + 1, age))
-        ends = self.end.at[lane, here].set(keep(self.end, ended))
-        ends = ends.at[lane, after].set(jnp.where(t.valid & (ended > 0), LAST, ends[lane, after]).astype(jnp.uint8))
+        to = jnp.where(t.valid | cut, after, here)
+        obs = self.obs.at[lane, to].set(jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs))
+        ages = self.age.at[lane, to].set(jnp.where(t.valid, age + 1, age))
         starts = self.starts.at[lane, self.pushed % rows].set(
             jnp.where(t.valid, self.head, self.starts[lane, self.pushed % rows])
         )
@@ -97,14 +97,24 @@ class Replay(eqx.Module):
             obs.at[lane, head % rows].set(t.obs),
             self.action.at[lane, here].set(keep(self.action, t.action)),
             self.reward.at[lane, here].set(keep(self.reward, t.reward)),
-            ends.at[lane, head % rows].set(jnp.where(t.valid, 0, self.end[lane, here]).astype(jnp.uint8)),
-            ages.at[lane, head % rows].set(jnp.where(t.valid, jnp.where(ended > 0, 0, age + 1), age)),
+            self._ends(t.valid, ended, cut).at[lane, head % rows].set(0),
+            ages.at[lane, head % rows].set(
+                jnp.where(t.valid & (ended == 0), age + 1, jnp.where(t.valid | cut, 0, age))
+            ),
             head,
             starts,
             self.pushed + t.valid,
             popped,
             self.stack,
         )
+
+    def _ends(self, valid: Array, ended: Array, cut: Array) -> Array:
+        """The ends once the row at the head is complete, or is the last of an episode that was cut."""
+        lane, rows = self.lanes, self.rows
+        before, here, after = ((self.head + i) % rows for i in (-1, 0, 1))
+        end = self.end.at[lane, before].set(jnp.where(cut, TRUNCATED, self.end[lane, before]).astype(jnp.uint8))
+        end = end.at[lane, here].set(jnp.where(valid, ended, jnp.where(cut, LAST, 0)).astype(jnp.uint8))
+        return end.at[lane, after].set(jnp.where(valid & (ended > 0), LAST, end[lane, after]).astype(jnp.uint8))
 
     def frames(self, lane: Array, head: Array) -> Array:
         """The observation at a row: the last `stack` frames of its episode on the channel axis, oldest first."""

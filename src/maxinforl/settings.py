@@ -53,6 +53,9 @@ class Settings:
     keep: int = option(3, "checkpoints to keep", least=1)
     max_hours: float | None = option(None, "stop cleanly, to be resumed, after this many hours")
     on_nan: str = option("stop", "what a non-finite loss does: stop, or skip the update", choices=("stop", "skip"))
+    max_faults: int = option(10, "environment faults survived in a run; 0: the first one ends it", least=0)
+    workers: bool = option(False, "each environment in a process of its own, restarted when it dies or hangs")
+    env_timeout: float = option(60.0, "seconds after which an environment that does not answer counts as hung")
     video: bool = option(False, "write a video of one episode at the last evaluation")
     record_states: bool = option(False, "keep the visited states in states.npz")
     tensorboard: bool = option(False, "log to TensorBoard too")
@@ -67,8 +70,9 @@ class Settings:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
         if not 0 <= self.action_cost < float("inf"):
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
-        if self.max_hours is not None and not self.max_hours > 0:
-            raise BadInput(f"{flag('max_hours')} must be more than 0, not {self.max_hours}")
+        for name in ("max_hours", "env_timeout"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise BadInput(f"{flag(name)} must be more than 0, not {value}")
         if self.algo is not None and (self.base or self.explore or self.intrinsic):
             raise BadInput(
                 "--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic"

@@ -124,18 +124,22 @@ class Program:
         tick = s.clock._replace(step=s.clock.step + t.reward.shape[0])
         return TrainState(s.agent, s.replay.add(t), tick, s.seed)
 
+    def draw(self, s: TrainState, i: Array | int) -> tuple[Batch, Array]:
+        """The batches of a round of updates at a step, and the key of those updates."""
+        k_sample, k_update = jax.random.split(jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 1))
+        shape, base = (self.updates // self.rounds, self.batch_size), self.agent.base
+        batches = s.replay.sample(jax.random.fold_in(k_sample, i), shape, base.gamma, base.nstep)
+        return batches, jax.random.fold_in(k_update, i)
+
     def learn(self, s: TrainState) -> tuple[TrainState, Metrics]:
         """`updates` critic steps on fresh batches, in rounds that each end with an actor step."""
-        k_sample, k_update = jax.random.split(jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 1))
-        each = self.updates // self.rounds
-        draw = lambda key: s.replay.sample(key, (each, self.batch_size), self.agent.base.gamma, self.agent.base.nstep)
 
         def one(carry, i):
             agent, now = carry
-            batches = draw(jax.random.fold_in(k_sample, i))
-            fresh, metrics = update(self.agent, agent, batches, jax.random.fold_in(k_update, i), now)
+            batches, key = self.draw(s, i)
+            fresh, metrics = update(self.agent, agent, batches, key, now)
             agent, metrics = kept_finite(agent, fresh, metrics) if self.skip_nan else (fresh, metrics)
-            return (agent, now._replace(update=now.update + each)), metrics
+            return (agent, now._replace(update=now.update + self.updates // self.rounds)), metrics
 
         if self.rounds == 1:
             (agent, now), metrics = one((s.agent, s.clock), 0)

@@ -1,25 +1,31 @@
 """Environments: one `make` for everything that can be learned on, one pool that steps it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from maxinforl.envs.fault import Caller, Fault, Watchdog
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
 from maxinforl.envs.vector import VectorPool
+from maxinforl.envs.worker import Worker
 from maxinforl.envs.wrapper import Adapted, Normalised
 from maxinforl.errors import BadInput
 
 __all__ = [
     "Adapted",
+    "Caller",
     "EnvPool",
+    "Fault",
     "Finished",
     "Normalised",
     "Transition",
     "VectorPool",
+    "Watchdog",
     "catalogue",
     "default_action_repeat",
     "env_name",
@@ -71,15 +77,35 @@ def single(env: Any) -> gym.Env:
 
 
 def make_pool(
-    env: str | gym.Env | VectorEnv | Callable[..., gym.Env], *, num_envs: int = 1, seed: int = 0, **options: Any
+    env: str | gym.Env | VectorEnv | Callable[..., gym.Env],
+    *,
+    num_envs: int = 1,
+    seed: int = 0,
+    max_faults: int = 0,
+    workers: bool = False,
+    env_timeout: float = 60.0,
+    **options: Any,
 ) -> EnvPool:
-    """A pool of `num_envs` environments; `options` are those of `make`. A vector environment brings its own lanes."""
+    """A pool of `num_envs` environments; `options` are those of `make`. A vector environment brings its own lanes.
+
+    Environments from a name or a function are made anew when they break, `max_faults` times in all. With `workers` each
+    lives in a process of its own, which also counts as broken when it has not answered for `env_timeout` seconds.
+    """
+    if isinstance(env, (gym.Env, VectorEnv)) and workers:
+        raise BadInput("an environment that exists cannot move to a worker process: pass a name or a function")
     if isinstance(env, VectorEnv):
         if options.get("action_repeat", 1) != 1 or options.get("action_cost", 0.0):
             raise BadInput("put action repeat and action cost inside the vector environment with maxinforl.envs.make")
         return VectorPool(env, seed)
     if num_envs < 1:
         raise BadInput(f"{num_envs} environments were asked for, but a run needs at least 1")
-    if isinstance(env, gym.Env) and num_envs > 1:
-        raise BadInput(f"one environment cannot fill {num_envs} lanes: pass a function that makes it")
-    return EnvPool([make(env, **options) for _ in range(num_envs)], seed)
+    if isinstance(env, gym.Env):
+        if num_envs > 1:
+            raise BadInput(f"one environment cannot fill {num_envs} lanes: pass a function that makes it")
+        return EnvPool([make(env, **options)], seed)
+    build = partial(make, env, **options)
+    if not workers:
+        return EnvPool([build() for _ in range(num_envs)], seed, remake=build, max_faults=max_faults)
+    lanes = [Worker(build, env_timeout) for _ in range(num_envs)]
+    remake = lambda: Worker(build, env_timeout).meet()
+    return EnvPool([worker.meet() for worker in lanes], seed, remake=remake, max_faults=max_faults)

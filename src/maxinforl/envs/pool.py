@@ -3,12 +3,15 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from maxinforl.envs.fault import Caller, Fault
+from maxinforl.envs.worker import Worker
 from maxinforl.envs.wrapper import clip, rescale
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.replay import Transition
@@ -27,16 +30,27 @@ def episode_seed(seed: int, lane: int, episode: int) -> int:
     return int(np.random.SeedSequence((seed, lane, episode)).generate_state(1)[0] >> 1)
 
 
-class EnvPool:
-    """Steps its lanes one after the other in this process; every episode has a seed of its own.
+class EnvPool(Caller):
+    """Steps its lanes, one after the other in this process or side by side in workers; every episode has its own seed.
 
     `envs` are environments as `maxinforl.envs.make` returns them (native actions); the pool takes actions in [-1, 1].
     `episodes` holds the index of the episode each lane is in; the caller drains `finished`. Where `seedable` is False
     an episode cannot be repeated, so `restore` can only begin new ones.
+
+    An environment that raises, hangs in its worker or gives numbers that are not finite is a fault. Where `remake` can
+    make another one, the open episode is cut (see `Transition.valid`), the lane goes on with the next, `faults` counts
+    and `tell` says so, up to `max_faults`. An environment that never made one step is no fault but a mistake.
     """
 
-    def __init__(self, envs: Iterable[gym.Env], seed: int = 0):
-        self.envs = list(envs)
+    def __init__(
+        self,
+        envs: Iterable[gym.Env],
+        seed: int = 0,
+        *,
+        remake: Callable[[], gym.Env] | None = None,
+        max_faults: int = 0,
+    ):
+        self.envs, self.remake, self.max_faults = list(envs), remake, max_faults
         self._set_up(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space, seed)
         self.seedable = self._check_seeding()
 
@@ -44,8 +58,10 @@ class EnvPool:
         assert isinstance(observation, spaces.Box) and isinstance(action, spaces.Box)
         self.num_envs, self.seed = lanes, seed
         self.observation_space, self.action_space = observation, action
-        self.episodes = np.zeros(lanes, np.int64)
+        self.episodes, self.faults = np.zeros(lanes, np.int64), 0
+        self.tell: Callable[[str], None] = lambda sentence: warnings.warn(sentence, stacklevel=2)
         self.finished: list[Finished] = []
+        self._proven = False  # whether a step was ever made
         self._return, self._length = [0.0] * lanes, [0] * lanes
         self._native = rescale(action)
         self._floats = observation.dtype == np.float32
@@ -58,72 +74,118 @@ class EnvPool:
 
     def restore(self, episodes: np.ndarray, actions: Sequence[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
         """Begins the given episode in each lane and plays the given actions in it; returns what to act on next."""
+        self._proven = self._proven or bool(episodes.any()) or any(len(lane) for lane in actions)
         obs = self._blank()
         for lane in range(self.num_envs):
-            obs[lane] = self._begin(lane, int(episodes[lane]))
+            begin = self._begin if len(actions[lane]) else self._start
+            obs[lane] = begin(lane, int(episodes[lane]))
             for action in actions[lane]:
                 obs[lane], _, *ended = self._step_lane(lane, self._native(action))
                 if any(ended):
                     raise RunFailed(f"{self._where(lane)}: it ended while replayed, so this episode does not repeat")
-        self._check_obs(obs)
         return obs
 
     def step(self, action: np.ndarray) -> Transition:
         """One action in [-1, 1] for every lane."""
         action = self._checked(action)
-        native = self._native(action)
-        next_obs, reward = self._blank(), np.empty(self.num_envs, np.float32)
-        terminated, truncated = [False] * self.num_envs, [False] * self.num_envs
-        for lane in range(self.num_envs):
-            next_obs[lane], reward[lane], terminated[lane], truncated[lane] = self._step_lane(lane, native[lane])
-        self._check_obs(next_obs)
-        obs = next_obs
+        native, lanes = self._native(action), range(self.num_envs)
+        next_obs, reward = self._blank(), np.zeros(self.num_envs, np.float32)
+        terminated, truncated, faults = [False] * self.num_envs, [False] * self.num_envs, {}
+        for lane in lanes:
+            if isinstance(env := self.envs[lane], Worker):
+                env.send(native[lane])
+        for lane in lanes:
+            try:
+                next_obs[lane], reward[lane], terminated[lane], truncated[lane] = self._step_lane(lane, native[lane])
+            except Fault as fault:
+                faults[lane], truncated[lane] = fault, True
+        self._proven = self._proven or len(faults) < self.num_envs
+        obs, valid = next_obs, self._valid
         if any(terminated) or any(truncated):
-            obs = self._restarted(next_obs, terminated, truncated)
-        return Transition(action, reward, np.array(terminated), np.array(truncated), next_obs, obs, self._valid)
+            obs, valid = self._restarted(next_obs, terminated, truncated, faults)
+        return Transition(action, reward, np.array(terminated), np.array(truncated), next_obs, obs, valid)
 
-    def _restarted(self, obs: np.ndarray, terminated: list[bool], truncated: list[bool]) -> np.ndarray:
-        """The observations with those of new episodes in the lanes that ended."""
-        obs = obs.copy()
+    def _restarted(
+        self, last: np.ndarray, terminated: list[bool], truncated: list[bool], faults: dict[int, Fault]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The observations with those of new episodes in the lanes that ended or broke, and which did not break."""
+        obs, valid = last.copy(), np.array([lane not in faults for lane in range(self.num_envs)])
         for lane in range(self.num_envs):
-            if terminated[lane] or truncated[lane]:
+            if lane in faults:
+                last[lane] = obs[lane] = self._mended(lane, faults[lane])
+            elif terminated[lane] or truncated[lane]:
                 self._end(lane)
-                obs[lane] = self._begin(lane, int(self.episodes[lane]))
-        self._check_obs(obs)
-        return obs
+                obs[lane] = self._start(lane, int(self.episodes[lane]))
+        return obs, valid
 
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        for lane, env in enumerate(self.envs):
+            with suppress(Fault):
+                self._call(lane, env.close)
+
+    def _start(self, lane: int, episode: int) -> np.ndarray:
+        """The first observation of an episode, or of a later one where the environment broke."""
+        try:
+            return self._begin(lane, episode)
+        except Fault as fault:
+            return self._mended(lane, fault)
 
     def _begin(self, lane: int, episode: int) -> np.ndarray:
         self.episodes[lane], self._return[lane], self._length[lane] = episode, 0.0, 0
-        return self._call(lane, self.envs[lane].reset, seed=episode_seed(self.seed, lane, episode))[0]
+        obs, _ = self._call(lane, self.envs[lane].reset, seed=episode_seed(self.seed, lane, episode))
+        self._check_lane(lane, obs)
+        return obs
+
+    def _mended(self, lane: int, fault: Fault) -> np.ndarray:
+        """The first observation of the next episode in an environment made anew."""
+        while True:
+            self._allow(fault)
+            if self._length[lane] > 1:
+                self._length[lane] -= 1  # the step that broke gave nothing
+                self.finished.append(Finished(lane, self._return[lane], self._length[lane]))
+            self.episodes[lane] += 1
+            try:
+                self._renew(lane)
+                return self._begin(lane, int(self.episodes[lane]))
+            except Fault as again:
+                fault = again
+
+    def _allow(self, fault: Fault) -> None:
+        """Counts and tells a fault; raises it where the run cannot go on."""
+        self.faults += 1
+        if self.remake is None or not self._proven or self.max_faults == 0:
+            raise fault
+        if self.faults > self.max_faults:
+            raise RunFailed(f"{fault}; that is one fault more than --max-faults {self.max_faults} allows") from fault
+        self.tell(
+            f"fault {self.faults} of at most {self.max_faults}: {fault}; its episode was cut and a new one goes on"
+        )
+
+    def _renew(self, lane: int) -> None:
+        assert self.remake is not None
+        self._length[lane] = 0
+        with suppress(Fault):  # what broke may not close either
+            self._call(lane, self.envs[lane].close)
+        self.envs[lane] = env = self._call(lane, self.remake)
+        if (env.observation_space.shape, env.action_space) != (self.observation_space.shape, self.action_space):
+            raise RunFailed(f"{self._where(lane)}: made anew, it has other observations or actions")
 
     def _step_lane(self, lane: int, native: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         self._length[lane] += 1
         obs, reward, terminated, truncated, _ = self._call(lane, self.envs[lane].step, native)
+        self._check_lane(lane, obs)
         self._earn(lane, reward)
         return obs, reward, terminated, truncated
 
     def _earn(self, lane: int, reward: float) -> None:
         if not math.isfinite(reward):
-            raise RunFailed(f"{self._where(lane)}: the reward is {reward}")
+            raise Fault(f"{self._where(lane)}: the reward is {reward}")
         self._return[lane] += reward
 
     def _end(self, lane: int) -> None:
         self.finished.append(Finished(lane, self._return[lane], self._length[lane]))
         self.episodes[lane] += 1
         self._return[lane], self._length[lane] = 0.0, 0
-
-    def _call(self, lane: int, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Calls into an environment; whatever it raises becomes a sentence that says where."""
-        try:
-            return function(*args, **kwargs)
-        except RunFailed as error:
-            raise RunFailed(f"{self._where(lane)}: {error}") from error
-        except Exception as error:
-            raise RunFailed(f"{self._where(lane)} raised {type(error).__name__}: {error}") from error
 
     def _where(self, lane: int) -> str:
         step = self._length[lane]
@@ -144,10 +206,14 @@ class EnvPool:
             raise RunFailed(f"{self._where(0)}: the action that follows is not finite ({action.tolist()})")
         return action
 
-    def _check_obs(self, obs: np.ndarray) -> None:
+    def _check_lane(self, lane: int, obs: np.ndarray) -> None:
         if self._floats and not np.isfinite(obs).all():
-            lane, entry = (int(i) for i in np.argwhere(~np.isfinite(obs))[0])
-            raise RunFailed(f"{self._where(lane)}: the observation is {obs[lane, entry]} at entry {entry}")
+            entry = int(np.flatnonzero(~np.isfinite(obs))[0])
+            raise Fault(f"{self._where(lane)}: the observation is {obs[entry]} at entry {entry}")
+
+    def _check_obs(self, obs: np.ndarray) -> None:
+        for lane in range(self.num_envs):
+            self._check_lane(lane, obs[lane])
 
     def _check_seeding(self) -> bool:
         """Whether two resets with one seed begin alike; warns where they do not."""

@@ -13,6 +13,7 @@ import numpy as np
 from maxinforl.core.update import TrainState
 from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, Replay
+from maxinforl.training import guard
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
 
@@ -21,8 +22,9 @@ COLUMNS = ("obs", "action", "reward", "end", "age")
 
 def save(member: Member, store: CheckpointStore, meta: dict[str, Any], wait: bool = False) -> None:
     """Begins to write a checkpoint of a seed as it is now, from copies."""
-    rows = new_rows(member, store.saved_upto(member.trainer.num_envs))
-    store.save_async(member.step, arrays(member), rows, meta)
+    trainer, state = member.trainer, arrays(member)
+    guard.check_weights(trainer.program, trainer.state, state, member.index)
+    store.save_async(member.step, state, new_rows(member, store.saved_upto(trainer.num_envs)), meta)
     if wait:
         store.wait()
 
@@ -37,13 +39,13 @@ def arrays(member: Member) -> dict[str, np.ndarray]:
 
 
 def new_rows(member: Member, saved: list[int]) -> Rows:
-    """The rows of every lane from those already saved up to the head, whose row is provisional."""
+    """The rows of every lane from the last one saved, whose end a fault may have changed, up to the head."""
     replay, at = member.trainer.state.replay, member.at
     heads, rows = np.array(replay.head[at]), replay.age.shape[-1]
     columns = {name: getattr(replay, name) for name in COLUMNS}
     lanes = []
     for lane, head in enumerate(int(h) for h in heads):
-        first = max(saved[lane], head - rows + 1)
+        first = max(saved[lane] - 1, head - rows + 1, 0)
         index = np.arange(first, head + 1) % rows
         lanes.append(Lane(first, {name: np.array(column[(*at, lane, index)]) for name, column in columns.items()}))
     return Rows(rows, lanes)
@@ -77,7 +79,7 @@ def restore(trainer: Trainer, checkpoints: Sequence[Checkpoint]) -> list[str]:
         if trainer.alone
         else jax.eval_shape(lambda r: jax.tree.map(lambda leaf: leaf[0], r), trainer.state.replay)
     )
-    replays = [rebuilt(blank, c.rows) for c in checkpoints if c.rows is not None]
+    replays = [rebuilt(blank, c.rows).grow(blank.rows) for c in checkpoints if c.rows is not None]
     state = TrainState(
         trainer.joined(agents, jnp.stack),
         trainer.joined(replays, jnp.stack),

@@ -6,15 +6,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
+from maxinforl.envs import Caller, Watchdog
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
-from maxinforl.training import checkpoint
+from maxinforl.training import changes, checkpoint
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
@@ -92,7 +95,8 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
     steps = trainer.settings.steps
     drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console))
     try:
-        finished = drive.until(steps)
+        with Watchdog(trainer.settings.env_timeout, watched(trainer, runs)):
+            finished = drive.until(steps)
     except RunFailed as error:
         kept = directories[0] if trainer.alone else directories[0].parent
         raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {kept})") from error
@@ -103,6 +107,12 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
         for member, directory in zip(trainer.members, directories):
             show(member, directory)
     return finished
+
+
+def watched(trainer: Trainer, runs: list[Run]) -> list[Caller]:
+    """Whatever calls into environments of this process; those in workers have their own time limit."""
+    evaluators = [run.evaluator for run in runs if run.evaluator is not None]
+    return [*evaluators, *(() if trainer.settings.workers else trainer.pools)]
 
 
 def show(member: Member, directory: Path) -> None:
@@ -124,8 +134,8 @@ def show(member: Member, directory: Path) -> None:
     say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
 
-def resume(directory: Path) -> int:
-    """Continues every unfinished run of a directory."""
+def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
+    """Continues every unfinished run of a directory, with settings changed where that was asked for and allowed."""
     if not holds_run(directory):
         raise BadInput(f"{directory} holds no run: there is no config.toml in it")
     if (directory / "config.toml").exists():
@@ -135,8 +145,10 @@ def resume(directory: Path) -> int:
                 f"{directory} trains together with seeds {', '.join(map(str, seeds))}: "
                 f"use `maxinforl resume {directory.parent}`"
             )
+        changes.ask([directory], given, override)
         return carry_on([directory])
     there = sorted(directory.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    changes.ask(there, given, override)
     together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}
     for seeds, path in together.items():
         group = [path] if seeds == (path.name,) else [directory / f"seed-{int(seed)}" for seed in seeds]
@@ -157,7 +169,7 @@ def continue_runs(directories: list[Path]) -> bool:
     if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in tables):
         raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
-    stores = [CheckpointStore(directory / "checkpoints", keep) for directory in directories]
+    stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
     saved = checkpoint.newest(stores)
     if saved is not None and saved[0].step >= first.steps:
         whole = directories[0] if len(seeds) == 1 else directories[0].parent
@@ -166,6 +178,8 @@ def continue_runs(directories: list[Path]) -> bool:
     trainer = make_trainer(strategy, seeds, first.env, first.steps)
     describe(trainer, directories)
     warnings = restored(trainer, saved) if saved else []
+    if planned := tables[0][2].get("planned"):
+        trainer.replan(int(planned))
     for sentence in warnings:
         say(f"[yellow]{sentence}[/]")
     runs = [

@@ -19,6 +19,7 @@ from maxinforl.envs import episode_seed
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
 from maxinforl.replay import Transition
+from maxinforl.training import guard
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from
 
 CHUNK = 100  # most steps per dispatch: a signal waits for the end of one
@@ -193,6 +194,8 @@ class CompiledTrainer(Trainer):
         args = (self.action, seeds[0] if self.alone else seeds, count)
         self.state, self.lanes, action, log = self.chunks[not idle](self.state, self.lanes, *args)
         self.action = np.array(action)
+        if not idle:
+            guard.check(self.program, self.state, np.array(log.metrics)[..., :count, :], self.action)
         log = [Seen(*(np.array(x)[(*m.at, slice(count))] for x in log)) for m in self.members]
         for member, seen in zip(self.members, log):
             note(member, seen, learning=not idle)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from maxinforl.envs import episode_seed
+from maxinforl.envs import Caller, Fault, env_name, episode_seed
 from maxinforl.envs.wrapper import rescale
 
+TRIES = 3  # environments made anew in one evaluation before it is given up
 EVALUATION = 1_000_003  # keeps the seeds of evaluation apart from those of training
 
 
@@ -26,6 +28,9 @@ class Stack:
         self.channels = obs.shape[-1]
         self.frames = np.concatenate([obs] * depth, -1) if depth > 1 else obs
 
+    def fill(self, lane: int, frame: np.ndarray) -> None:
+        self.frames[lane] = np.concatenate([frame] * (self.frames.shape[-1] // frame.shape[-1]), -1)
+
     def push(self, lane: int, frame: np.ndarray) -> None:
         if self.frames.shape[-1] == frame.shape[-1]:
             self.frames[lane] = frame
@@ -33,11 +38,14 @@ class Stack:
             self.frames[lane] = np.concatenate([self.frames[lane][..., self.channels :], frame], -1)
 
 
-class Evaluator:
-    """Plays one episode in each of its environments."""
+class Evaluator(Caller):
+    """Plays one episode in each of its environments; where one breaks, `makers` make it anew and its episode begins
+    again, `TRIES` times in an evaluation."""
 
-    def __init__(self, envs: list[gym.Env], seed: int, stack: int = 1):
-        self.envs, self.seed, self.stack = envs, seed, stack
+    def __init__(
+        self, envs: list[gym.Env], seed: int, stack: int = 1, makers: Sequence[Callable[[], gym.Env]] | None = None
+    ):
+        self.envs, self.seed, self.stack, self.makers = envs, seed, stack, makers
         self.native = rescale(envs[0].action_space)  # type: ignore[arg-type]
 
     @property
@@ -49,23 +57,48 @@ class Evaluator:
         self, act: Callable[[np.ndarray], np.ndarray], index: int, watch: Callable | None = None
     ) -> Evaluation:
         """Evaluation number `index`: its episodes have seeds of their own. `watch(env)` sees lane 0 after each step."""
-        resets = [e.reset(seed=episode_seed(self.seed + EVALUATION, i, index))[0] for i, e in enumerate(self.envs)]
-        stack = Stack(np.stack(resets), self.stack)
+        self._tries = TRIES
+        stack = Stack(np.stack([self._begin(lane, index) for lane in range(len(self.envs))]), self.stack)
         returns, lengths = np.zeros(len(self.envs)), np.zeros(len(self.envs), np.int64)
         running = list(range(len(self.envs)))
         while running:
             actions = self.native(np.array(act(stack.frames.copy())))
             for lane in list(running):
-                obs, reward, terminated, truncated, _ = self.envs[lane].step(actions[lane])
+                try:
+                    obs, reward, *ended, _ = self._call(lane, self.envs[lane].step, actions[lane])
+                except Fault as fault:
+                    stack.fill(lane, self._again(lane, index, fault))
+                    returns[lane], lengths[lane] = 0.0, 0
+                    continue
                 stack.push(lane, obs)
                 returns[lane] += float(reward)
                 lengths[lane] += 1
                 if watch is not None and lane == 0:
                     watch(self.envs[0])
-                if terminated or truncated:
+                if any(ended):
                     running.remove(lane)
         return Evaluation(returns, lengths)
 
+    def _begin(self, lane: int, index: int) -> np.ndarray:
+        try:
+            return self._call(lane, self.envs[lane].reset, seed=episode_seed(self.seed + EVALUATION, lane, index))[0]
+        except Fault as fault:
+            return self._again(lane, index, fault)
+
+    def _again(self, lane: int, index: int, fault: Fault) -> np.ndarray:
+        """The first observation of the same episode in an environment made anew."""
+        if self.makers is None or self._tries == 0:
+            raise fault
+        self._tries -= 1
+        with suppress(Fault):
+            self._call(lane, self.envs[lane].close)
+        self.envs[lane] = self._call(lane, self.makers[lane])
+        return self._begin(lane, index)
+
+    def _where(self, lane: int) -> str:
+        return f"environment {lane} of the evaluation ({env_name(self.envs[lane])})"
+
     def close(self) -> None:
-        for env in self.envs:
-            env.close()
+        for lane, env in enumerate(self.envs):
+            with suppress(Fault):
+                self._call(lane, env.close)

@@ -13,6 +13,7 @@ from maxinforl import files
 from maxinforl.errors import missing_extra
 from maxinforl.training.evaluate import Evaluation
 
+SKIPPED = "train/skipped"  # the share of updates that were undone; its total counts agent steps
 EVAL_COLUMNS = "step,env_step,seed,mean_return,std_return,min_return,max_return,mean_length,episodes"
 
 
@@ -41,6 +42,12 @@ class RunFiles:
             self.evals,
             ",".join([str(step), str(env_step), str(seed), *(f"{float(n)!r}" for n in numbers), str(len(r))]),
         )
+
+    def sync(self) -> None:
+        """Makes the lines durable, before a checkpoint that is to follow them."""
+        for path in (self.metrics, self.evals):
+            if path.exists():
+                files.sync(path)
 
     def cut_back(self, step: int) -> None:
         """Drops what was logged after a step, so that a resumed run continues its own files."""
@@ -89,7 +96,7 @@ class Window:
     episodes = 100
 
     def __init__(self):
-        self.total, self.count = np.zeros(0), 0
+        self.total, self.count, self.skipped = np.zeros(0), 0, 0.0
         self.returns, self.lengths, self.finished = np.zeros(0), np.zeros(0), 0
 
     def add(self, metrics: np.ndarray) -> None:
@@ -111,13 +118,19 @@ class Window:
             }
         if self.count:
             line |= {name: float(value) for name, value in zip(names, self.total / self.count)}
+            if SKIPPED in line:
+                self.skipped += float(self.total[names.index(SKIPPED)])
+                line[SKIPPED + "_total"] = self.skipped
         self.count = 0
         return line
 
     def arrays(self) -> dict[str, np.ndarray]:
         numbers = np.array([self.count, self.finished], np.int64)
-        return {"total": self.total, "numbers": numbers, "returns": self.returns, "lengths": self.lengths}
+        skipped = np.array(self.skipped)
+        own = {"total": self.total, "returns": self.returns, "lengths": self.lengths}
+        return own | {"numbers": numbers, "skipped": skipped}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         self.total, self.returns, self.lengths = (arrays[k].copy() for k in ("total", "returns", "lengths"))
         self.count, self.finished = (int(n) for n in arrays["numbers"])
+        self.skipped = float(arrays.get("skipped", 0.0))

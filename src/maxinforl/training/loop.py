@@ -8,11 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,8 +22,9 @@ from maxinforl.core.update import Program, TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
-from maxinforl.replay import LAST, TRUNCATED, Replay, row_bytes
+from maxinforl.replay import Replay, Transition, row_bytes
 from maxinforl.settings import Settings, check_updates
+from maxinforl.training import guard
 from maxinforl.training.log import Window
 
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
@@ -109,7 +109,8 @@ class Member:
         for name, value in line.items():
             if not math.isfinite(value):
                 raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
-        return {"step": self.step, "env_step": self.env_step} | line
+        faults = {"rollout/faults": self.trainer.pools[self.index].faults} if self.trainer.pools else {}
+        return {"step": self.step, "env_step": self.env_step} | faults | line
 
     def visited(self, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
         """States still in the replay with the order they were met in, thinned to `most`."""
@@ -186,6 +187,11 @@ class Trainer:
             replay = self.state.replay.grow(rows_for(self.step + steps, self.settings))
             self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
 
+    def replan(self, total: int) -> None:
+        """Schedules for another number of transitions than they were begun with."""
+        clock = self.state.clock._replace(total=jnp.int32(total))
+        self.state = TrainState(self.state.agent, self.state.replay, clock, self.state.seed)
+
     def adopt(self, agent: Any, clock: Clock) -> None:
         """Continues with an agent that was loaded, on an empty replay."""
         self.state = TrainState(agent, self.state.replay, clock._replace(step=self.state.clock.step), self.state.seed)
@@ -210,6 +216,7 @@ class Trainer:
             self.state, action = self.program.collect(self.state, self.joined(parts))
         else:
             self.state, action, metrics = self.program.step(self.state, self.joined(parts))
+            guard.check(self.program, self.state, np.array(metrics)[..., None, :], np.array(action))
             for member, values in zip(self.members, self.each(np.array(metrics))):
                 member.window.add(values)
         self.action = np.array(action)
@@ -224,12 +231,15 @@ class Trainer:
     def place(self, member: Member) -> dict[str, np.ndarray]:
         """Where a seed's environments are."""
         assert self.action is not None
-        return {"action": self.each(self.action)[member.index], "episodes": self.pools[member.index].episodes.copy()}
+        action, pool = self.each(self.action)[member.index], self.pools[member.index]
+        return {"action": action, "episodes": pool.episodes.copy(), "faults": np.array(pool.faults)}
 
     def put(self, places: Sequence[dict[str, np.ndarray]]) -> list[str]:
         """Brings every environment to where it was, by its episode's seed and actions; a sentence for each seed whose
         environment did not repeat."""
         self.action = np.array(self.joined([place["action"] for place in places]))
+        for pool, place in zip(self.pools, places):
+            pool.faults = int(place.get("faults", 0))
         said = [replay_episodes(member, place["episodes"]) for member, place in zip(self.members, places)]
         return [sentence for sentence in said if sentence]
 
@@ -268,11 +278,10 @@ def replay_episodes(member: Member, episodes: np.ndarray) -> str | None:
         back = np.arange(head - ages[lane, head % rows], head) % rows
         past.append(np.array(replay.action[(*at, lane, back)]))
     stored = np.array(replay.obs[(*at, np.arange(len(heads)), heads % rows)])
-    try:
-        if np.array_equal(pool.restore(episodes, past), stored):
-            return None
-    except RunFailed:
-        pass
+    if pool.seedable:
+        with suppress(RunFailed):
+            if np.array_equal(pool.restore(episodes, past), stored):
+                return None
     start_afresh(member, episodes + 1)
     return (
         "this environment does not repeat an episode from its seed and actions, so the run goes on with new episodes, "
@@ -281,20 +290,12 @@ def replay_episodes(member: Member, episodes: np.ndarray) -> str | None:
 
 
 def start_afresh(member: Member, episodes: np.ndarray) -> None:
-    """New episodes in every lane of a seed; a transition that was open ends in a truncation."""
-    trainer, at = member.trainer, member.at
-    whole = trainer.state.replay
-    replay = jax.tree.map(lambda leaf: leaf[at], whole)
-    obs = trainer.pools[member.index].restore(episodes, [()] * trainer.num_envs)
-    lane, rows = replay.lanes, replay.rows
-    here, before = replay.head % rows, (replay.head - 1) % rows
-    going = replay.age[lane, here] > 0
-    end = replay.end.at[lane, before].set(jnp.where(going, TRUNCATED, replay.end[lane, before]).astype(jnp.uint8))
-    end = end.at[lane, here].set(jnp.where(going, LAST, 0).astype(jnp.uint8))
-    head = replay.head + going
-    fresh = (replay.obs.at[lane, head % rows].set(obs), end.at[lane, head % rows].set(0))
-    age = replay.age.at[lane, head % rows].set(0)
-    replay = eqx.tree_at(lambda r: (r.obs, r.end, r.age, r.head), replay, (*fresh, age, head))
+    """New episodes in every lane of a seed; those that were open are cut, as an environment that breaks cuts them."""
+    trainer, at, none = member.trainer, member.at, np.zeros(member.trainer.num_envs, bool)
+    whole, obs = trainer.state.replay, trainer.pools[member.index].restore(episodes, [()] * trainer.num_envs)
+    action = trainer.each(trainer.action)[member.index]  # type: ignore[arg-type]
+    cut = Transition(action, none.astype(np.float32), none, ~none, obs, obs, none)
+    replay = jax.tree.map(lambda leaf: leaf[at], whole).add(cut)
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
     trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)

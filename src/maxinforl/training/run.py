@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 
 from maxinforl.envs.record import StateRecorder
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
+from maxinforl.training.guard import NotFinite
 from maxinforl.training.log import RunFiles, Sink
 from maxinforl.training.loop import Every, Member, Stopwatch, Trainer, signals
 from maxinforl.training.progress import Progress
@@ -77,6 +79,8 @@ class Run:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
+        if self.files is not None:
+            self.files.sync()
         checkpoint.save(self.member, self.store, self.meta, wait)
 
     def close(self) -> None:
@@ -96,8 +100,20 @@ class Drive:
     runs: Sequence[Run]
     progress: Progress
 
+    def __post_init__(self):
+        for pool in () if self.progress.quiet else self.trainer.pools:
+            pool.tell = lambda sentence: self.progress.say(escape(sentence))
+
     def until(self, last: int) -> bool:
         """Trains until `last` transitions; False where a signal or --max-hours ended it earlier, with a checkpoint."""
+        try:
+            return self._until(last)
+        except NotFinite as bad:
+            run = self.runs[bad.seed]
+            steps = run.store.steps() if run.store is not None else []
+            raise bad.saved(run.directory, max(steps, default=None)) from None
+
+    def _until(self, last: int) -> bool:
         settings, stride = self.trainer.settings, self.trainer.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         watch = Stopwatch()

@@ -4,9 +4,10 @@
     checkpoints/step-000010000/state.safetensors    the agent and everything else that is not replay
     checkpoints/replay/segment-000010000.safetensors
 
-Replay rows never change once the head has passed them, so each checkpoint adds one segment with the rows from the
-previous head on. A segment names the one before it with its checksum and the manifest names only the newest, so that
-nothing written grows with the replay. Whatever has its final name is whole; all else is swept away by the next save.
+Replay rows never change once the head is two beyond them, so each checkpoint adds one segment with the rows from the
+one before the previous head on. A segment names the one before it with its checksum and the manifest names only the
+newest, so that nothing written grows with the replay. Whatever has its final name is whole; all else is swept away by
+the next save.
 """
 
 import math
@@ -336,7 +337,7 @@ class CheckpointStore:
     # saving
 
     def saved_upto(self, lanes: int) -> list[int]:
-        """The row of each lane from which the next save carries on: the last head, whose row was provisional."""
+        """The row of each lane from which the next save must carry on: the last head, whose row was provisional."""
         self.wait()
         return list(self._line.heads) or [0] * lanes
 

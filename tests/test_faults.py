@@ -1,0 +1,292 @@
+"""Environments that break: made anew, their episode cut, counted, and the run ended when there are too many."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from maxinforl.envs import Watchdog, episode_seed, make_pool
+from maxinforl.errors import BadInput, RunFailed
+
+TIMEOUT = 3.0  # seconds until a worker counts as hung
+
+
+class Brittle(gym.Env):
+    """Observes (a draw of its seed, steps so far) for 5 steps; breaks at step 3 of the episodes it is told.
+
+    `breaks` are the seeds of those episodes; `how` names a method.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Box(-2, 2, (1,), np.float32)
+    closed = 0
+
+    def __init__(self, breaks=(), how="exception", at=3):
+        self.breaks, self.how, self.at, self.bad = breaks, how, at, False
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.draw, self.t, self.bad = float(self.np_random.integers(1000)), 0, seed in self.breaks
+        return self.observed(1.0)[0], {}
+
+    def step(self, action):
+        self.t += 1
+        obs, reward = self.observed(float(action[0]))
+        return obs, reward, False, self.t >= 5, {}
+
+    def observed(self, reward):
+        obs = np.array([self.draw, self.t], np.float32)
+        return getattr(self, self.how)(obs, reward) if self.bad and self.t == self.at else (obs, reward)
+
+    def exception(self, obs, reward):
+        raise OSError("simulator lost")
+
+    def nan_observation(self, obs, reward):
+        return obs * np.nan, reward
+
+    def nan_reward(self, obs, reward):
+        return obs, np.nan
+
+    def shape(self, obs, reward):
+        return np.zeros(3, np.float32), reward
+
+    def exit(self, obs, reward):
+        os._exit(7)
+
+    def kill(self, obs, reward):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hang(self, obs, reward):
+        time.sleep(1000)
+
+    def close(self):
+        type(self).closed += 1
+        if self.bad:
+            raise RuntimeError("closing fails too")
+
+
+def brittle(how="exception", lane=1, episodes=(0,), at=3):
+    return Brittle([episode_seed(0, lane, e) for e in episodes], how, at)
+
+
+def always(how="exception"):
+    return Brittle([episode_seed(0, 0, e) for e in range(100)], how)
+
+
+class Halves:
+    """How a worker is told which environment to make: an object that its process can import."""
+
+    def __init__(self, how, **options):
+        self.how, self.options = how, options
+
+    def __call__(self):
+        return brittle(self.how, **self.options)
+
+
+def play(pool, steps):
+    pool.told = []
+    pool.tell = pool.told.append
+    first = pool.reset()
+    return first, [pool.step(np.full((pool.num_envs, 1), 0.1 * (i + 1), np.float32)) for i in range(steps)]
+
+
+def first_of(lane, episode):
+    return Brittle().reset(seed=episode_seed(0, lane, episode))[0]
+
+
+def check_cut(pool, steps):
+    """Lane 1 broke at its third step and lane 0 did not notice."""
+    np.testing.assert_array_equal([s.valid.tolist() for s in steps[:3]], [[True, True], [True, True], [True, False]])
+    assert steps[2].truncated.tolist() == [False, True] and not steps[2].terminated.any()
+    np.testing.assert_array_equal(steps[2].obs[1], first_of(1, 1))
+    np.testing.assert_array_equal(steps[2].obs[0], [first_of(0, 0)[0], 3])
+    assert steps[2].reward[1] == 0 and np.isfinite(steps[2].next_obs).all()
+    np.testing.assert_array_equal(steps[3].next_obs[1], [first_of(1, 1)[0], 1])
+    assert pool.faults == 1 and len(pool.told) == 1 and pool.episodes.tolist() == [0, 1]
+    (cut,) = pool.finished
+    assert (cut.lane, cut.length) == (1, 2) and cut.ret == pytest.approx(0.2 + 0.4)
+
+
+KINDS = {
+    "exception": "raised OSError: simulator lost",
+    "nan_observation": "observation is nan",
+    "nan_reward": "reward is nan",
+    "shape": r"shape \(3,\)",
+}
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_a_broken_lane_is_made_anew_and_its_episode_cut(how):
+    before = Brittle.closed
+    pool = make_pool(Halves(how), num_envs=2, max_faults=1)
+    _, steps = play(pool, 4)
+    check_cut(pool, steps)
+    assert Brittle.closed == before + 1
+    with pytest.raises(RunFailed, match=KINDS[how]):
+        play(make_pool(Halves(how), num_envs=2, max_faults=0), 4)
+
+
+def test_a_reset_that_breaks_keeps_the_transition_before_it():
+    pool = make_pool(Halves("exception", episodes=(1, 2), at=0), num_envs=2, max_faults=2)
+    _, steps = play(pool, 5)
+    assert steps[4].valid.all() and steps[4].truncated.all()
+    np.testing.assert_array_equal(steps[4].next_obs[1], [first_of(1, 0)[0], 5])
+    np.testing.assert_array_equal(steps[4].obs[1], first_of(1, 3))
+    assert pool.faults == 2 and pool.episodes.tolist() == [1, 3] and [f.length for f in pool.finished] == [5, 5]
+
+
+def test_too_many_faults_end_the_run_with_the_last_one():
+    pool = make_pool(always, max_faults=3)
+    with pytest.raises(RunFailed, match=r"episode 3, step 3 raised OSError: simulator lost.*--max-faults 3"):
+        play(pool, 100)
+    assert pool.faults == 4 and len(pool.told) == 3
+
+
+def test_what_never_worked_and_what_cannot_be_made_anew_is_not_survived():
+    with pytest.raises(RunFailed, match="episode 0, reset"):
+        make_pool(lambda: brittle(lane=0, at=0), max_faults=5)
+    pool = make_pool(lambda: brittle(lane=0, at=1), max_faults=5)
+    with pytest.raises(RunFailed, match="episode 0, step 1"):
+        play(pool, 1)
+    with pytest.raises(RunFailed, match="episode 0, step 3"):
+        play(make_pool(brittle(lane=0), max_faults=5), 3)
+
+
+def test_an_environment_made_anew_must_be_the_same_kind():
+    class Other(Brittle):
+        observation_space = spaces.Box(-1, 1, (3,), np.float32)
+
+        def reset(self, **kw):
+            return np.zeros(3, np.float32), {}
+
+    made = []
+    pool = make_pool(lambda: made.append(1) or (brittle(lane=0) if len(made) == 1 else Other()), max_faults=5)
+    with pytest.raises(RunFailed, match="other observations"):
+        play(pool, 3)
+
+
+def test_a_restored_pool_goes_on_across_a_fault():
+    pool, again = (make_pool(Halves("exception", episodes=(0, 2)), num_envs=2, max_faults=5) for _ in range(2))
+    _, steps = play(pool, 4)
+    again.tell = again.finished.append
+    np.testing.assert_array_equal(
+        again.restore(pool.episodes, [[s.action[0] for s in steps], [steps[3].action[1]]]), steps[3].obs
+    )
+    for i in range(20):
+        action = np.full((2, 1), 0.01 * i, np.float32)
+        for a, b in zip(pool.step(action), again.step(action)):
+            np.testing.assert_array_equal(a, b)
+    assert pool.faults == again.faults + 1 == 2
+    np.testing.assert_array_equal(pool.episodes, again.episodes)
+
+
+# ------------------------------------------------------------------ worker processes
+
+
+def test_workers_give_what_environments_in_this_process_give():
+    pools = [make_pool(Brittle, num_envs=2, workers=w, action_repeat=2) for w in (False, True)]
+    try:
+        (one, steps), (other, others) = (play(pool, 7) for pool in pools)
+        np.testing.assert_array_equal(one, other)
+        for step, its in zip(steps, others):
+            for a, b in zip(step, its):
+                np.testing.assert_array_equal(a, b)
+        assert pools[0].finished == pools[1].finished and pools[1].seedable
+    finally:
+        pools[1].close()
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_a_worker_that_dies_or_hangs_is_restarted(how):
+    pool = make_pool(Halves(how), num_envs=2, max_faults=1, workers=True, env_timeout=TIMEOUT)
+    try:
+        _, steps = play(pool, 4)
+        check_cut(pool, steps)
+        assert {"exit": "ended with code 7", "hang": "did not answer within 3 s"}[how] in pool.told[0]
+        pool.envs[0]._process.kill()  # type: ignore[attr-defined]
+        with pytest.raises(RunFailed, match=r"environment 0 \(Brittle\), episode 0, step 5: .* killed by SIGKILL"):
+            pool.step(np.zeros((2, 1)))
+    finally:
+        pool.close()
+
+
+def test_an_exception_in_a_worker_is_told_as_in_this_process():
+    pool = make_pool(Halves("exception"), num_envs=2, workers=True)
+    try:
+        with pytest.raises(RunFailed, match=r"episode 0, step 3: raised OSError: simulator lost"):
+            play(pool, 3)
+    finally:
+        pool.close()
+
+
+def test_what_a_worker_cannot_make_is_refused():
+    with pytest.raises(BadInput, match="top level of a module"):
+        make_pool(lambda: Brittle(), workers=True)
+    with pytest.raises(BadInput, match="exists"):
+        make_pool(Brittle(), workers=True)
+    gym.register("OnlyHere-v0", Brittle)
+    with pytest.raises(BadInput, match="module:Name"):
+        make_pool("OnlyHere-v0", workers=True)
+
+
+PARENT = """
+import numpy as np
+from maxinforl.envs import make_pool
+from test_faults import Halves
+
+if __name__ == "__main__":
+    pool = make_pool(Halves("hang"), num_envs=2, workers=True, env_timeout=1000)
+    print(*(env._process.pid for env in pool.envs), flush=True)
+    pool.reset()
+    for _ in range(3):
+        pool.step(np.zeros((2, 1)))
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[-1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_end_with_their_parent_and_leave_signals_to_it(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    here = str(Path(__file__).parent)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
+    assert parent.stdout is not None
+    pids = [int(p) for p in parent.stdout.readline().split()]
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    time.sleep(1)
+    assert len(pids) == 2 and all(map(alive, pids))
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+# ------------------------------------------------------------------ hangs in this process
+
+
+def test_the_watchdog_names_what_hangs_and_nothing_else():
+    pool = make_pool(Brittle)
+    said = []
+    with Watchdog(0.2, [pool], said.append):
+        play(pool, 3)
+        time.sleep(0.5)  # not in an environment: learning may take its time
+        assert said == []
+        pool._call(0, time.sleep, 0.6)
+    assert len(said) == 1 and "environment 0 (Brittle), episode 0, step 3 has hung for 0.2 s" in said[0]
