@@ -284,7 +284,7 @@ def train(args: argparse.Namespace) -> int:
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
         check_same(runs)
-        return command.resume(out)
+        return command.resume(out, {}, override=False)
     check_free(out, args.overwrite)
     return command.train(runs, out, overwrite=args.overwrite)
 
