@@ -19,10 +19,8 @@ def main(steps: int = 4_000) -> None:
         code = maxinforl(["train", *task, "--max-hours", "0.00001", "--out", str(run)])  # stops as if time were up
         print(f"exit code {code}; checkpoints: {sorted(p.name for p in (run / 'checkpoints').glob('step-*'))}")
         assert code == PREEMPTED
-        # The limit was part of the run, so it is lifted here; after a signal plain `maxinforl resume DIR` is enough.
-        config = run / "config.toml"
-        config.write_text("".join(line for line in config.open() if not line.startswith("max_hours")))
-        assert maxinforl(["resume", str(run)]) == 0
+        # The limit was part of the run, so it is raised here; after a signal plain `maxinforl resume DIR` is enough.
+        assert maxinforl(["resume", str(run), "--override", "--max-hours", "1"]) == 0
         print((run / "eval.csv").read_text())
 
 

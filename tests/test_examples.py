@@ -19,7 +19,7 @@ RUNS = {
     "custom_bonus.py": (["30"], "power=0.5"),
     "new_base.py": (["30"], "maxinfo-sac  return"),
     "resuming.py": (["60"], "exit code 75"),
-    "comparison.py": (["5"], "report.html"),
+    "sweep.py": (["5", "1"], "report.html"),
     "pixels.py": (["4", "15"], "observations of shape (15, 15, 9)"),
     "evaluate_like_sb3.py": (["30"], "return -"),
 }

@@ -131,7 +131,6 @@ def parser() -> Parser:
     train.add_argument("--out", help="run directory (default: a new numbered one under runs/)", metavar="DIR")
     train.add_argument("--config", help="TOML file of settings; flags win over it", metavar="FILE")
     train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
-
     train.add_argument("--resume", action="store_true", help="continue the run that --out holds, if it holds one")
 
     resume = commands.add_parser("resume", help="continue a run where it stopped")
@@ -150,15 +149,23 @@ def parser() -> Parser:
     listing.add_argument("--figures", action="store_true", help="the figures that `reproduce` makes")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
+    commands.add_parser("doctor", help="check this machine and say what to fix")
+    add_experiments(commands)
+    add_tools(commands)
+    add_examples(root)
+    return root
+
+
+def add_experiments(commands: Any) -> None:
+    """Commands about many runs."""
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
     report.add_argument("directories", nargs="+", metavar="DIR", help="runs, or directories that hold them")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
-
     report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
     report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
 
     sweep = commands.add_parser("sweep", help="run a suite: algorithms × environments × seeds")
-    sweep.add_argument("suite", metavar="SUITE.toml")
+    sweep.add_argument("suite", metavar="SUITE.toml", help="file of algorithms, environments, seeds and settings")
     sweep.add_argument("--out", help="where the runs go (default: runs/ and the suite's name)", metavar="DIR")
     add_suite_options(sweep)
 
@@ -170,24 +177,19 @@ def parser() -> Parser:
     )
     add_suite_options(reproduce)
 
-    bench = commands.add_parser(
-        "bench",
-        help="time updates and agent steps against their matrix products",
-    )
-    bench.add_argument("what", choices=("speed",), metavar="speed")
+    bench = commands.add_parser("bench", help="time updates and agent steps against their matrix products")
+    bench.add_argument("what", choices=("speed",), metavar="speed", help="what to time")
     bench.add_argument(
         "--algos", default="sac,maxinfo-sac", help="names with commas between them, or all", metavar="NAMES"
     )
     bench.add_argument("--uncertainty", help="ensemble: paper or light (default: the preset's)", metavar="KIND")
-    bench.add_argument("--batch-size", type=typed("batch-size", int, "a whole number"), default=256, metavar="N")
-    bench.add_argument("--image-size", type=typed("image-size", int, "a whole number"), default=84, metavar="N")
+    whole = lambda name: typed(name, int, "a whole number")
+    bench.add_argument(
+        "--batch-size", type=whole("batch-size"), default=256, metavar="N", help="transitions per update"
+    )
+    bench.add_argument("--image-size", type=whole("image-size"), default=84, metavar="N", help="side of images")
     bench.add_argument("--no-start", action="store_true", help="do not time how long a fresh process takes to begin")
     bench.add_argument("--json", help="write the numbers to a file too", metavar="FILE")
-
-    commands.add_parser("doctor", help="check this machine and say what to fix")
-    add_tools(commands)
-    add_examples(root)
-    return root
 
 
 def add_tools(commands: Any) -> None:
@@ -396,10 +398,10 @@ COMMANDS = {
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
-    "bench": bench,
     "export": export,
     "inspect": inspect,
     "completion": completion,
+    "bench": bench,
 }
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "resume": ("maxinforl resume runs/five",),
     "eval": ("maxinforl eval runs/five/seed-0 --episodes 20",),
-    "list": ("maxinforl list", "maxinforl list --envs", "maxinforl list --preset"),
+    "list": ("maxinforl list", "maxinforl list --envs", "maxinforl list --preset", "maxinforl list --figures"),
     "report": ("maxinforl report runs/five runs/other --out report.html",),
     "sweep": ("maxinforl sweep my-suite.toml --dry-run", "maxinforl sweep my-suite.toml --jobs 4"),
-    "reproduce": ("maxinforl reproduce bandit --out figures/bandit",),
+    "reproduce": (
+        "maxinforl reproduce bandit --out figures/bandit",
+        "maxinforl reproduce phase-plot --set uncertainty=light --out figures/phase-plot",
+    ),
     "bench": ("maxinforl bench speed --algos sac,maxinfo-sac --uncertainty paper --json speed.json",),
     "export": (
         "maxinforl export runs/five/seed-0 --to numpy --out bundle",
