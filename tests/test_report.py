@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
 import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from maxinforl import cli
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures, rundir
 from maxinforl.experiments import report as rp
@@ -396,6 +398,49 @@ def test_large_videos_are_named_not_embedded(suite, tmp_path, monkeypatch):
     assert "<video" not in text and "not embedded" in text and "last.mp4" in text
 
 
+def write_real(folder, algo="sac", seed=0, **settings):
+    """A run with the configuration that training writes, settings and agent in tables of their own."""
+    write_run(folder, algo, seed=seed)
+    config = tomllib.loads((folder / "config.toml").read_text())
+    config |= {
+        "cores": seed,
+        "settings": {"seed": seed, "env_arg": [], "action_cost": 0.0, "log_every": seed} | settings,
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+
+
+def test_seeds_of_real_runs_are_one_label_and_tasks_are_told_apart(tmp_path):
+    for seed in range(3):
+        write_real(tmp_path / f"a{seed}", seed=seed)
+        write_real(tmp_path / f"b{seed}", seed=seed, env_arg=[["time_limit_is_terminal", True]])
+    summary = summarise(find_runs([tmp_path]))
+    assert summary.labels == ["sac"]
+    curves = {chart.title: chart for chart in summary.charts if chart.tab == "curves"}
+    assert set(curves) == {"Pendulum-v1", "Pendulum-v1 (time_limit_is_terminal=True)"}
+    assert {run.env for run in summary.runs} == set(curves) and not summary.problems
+    write_real(tmp_path / "c", seed=0, action_cost=0.5)
+    titles = {chart.title for chart in summarise(find_runs([tmp_path])).charts if chart.tab == "curves"}
+    assert "Pendulum-v1 (action_cost=0.5)" in titles and "Pendulum-v1 (action_cost=0.0)" in titles
+
+
+def test_published_results_are_two_algorithms_on_three_tasks():
+    summary = summarise(
+        find_runs([Path(__file__).parent.parent / "results" / d for d in ("mountain-car", "pendulum-hanging")])
+    )
+    assert summary.labels == ["maxinfo-sac", "sac"]
+    assert len([chart for chart in summary.charts if chart.tab == "curves"]) == 3 and not summary.problems
+
+
+def test_the_command_exports_figures_beside_the_page(suite, tmp_path, capsys):
+    page = tmp_path / "out" / "page.html"
+    assert cli.main(["report", str(suite), "--out", str(page), "--png", "--pdf"]) == 0
+    names = {path.name for path in (tmp_path / "out" / "figures").iterdir()}
+    assert names == {
+        f"{tab}.{fmt}" for tab in ("curves", "profiles", "exploration", "states") for fmt in ("png", "pdf")
+    }
+    assert page.exists() and len(capsys.readouterr().out.splitlines()) == 9
+
+
 def test_figures_for_a_paper(suite, tmp_path):
     written = rp.export_figures([suite], tmp_path / "figures", "pdf")
     assert [path.name for path in written] == ["curves.pdf", "profiles.pdf", "exploration.pdf", "states.pdf"]
@@ -422,6 +467,8 @@ addEventListener("load", () => setTimeout(() => {
   const visible = () => [...document.querySelectorAll("section")].filter(s => !s.hidden).map(s => s.dataset.tab);
   const paths = () => document.querySelectorAll("#panel-curves figure:first-child path").length;
   out.first = visible();
+  for (const tab of document.querySelectorAll("[role=tab]")) { tab.click(); rest.push(...visible()); }
+  out.every = rest;
   click("#tab-curves");
   out.second = visible();
   setTimeout(() => {
@@ -454,6 +501,7 @@ def test_tabs_and_toggles_work_in_a_browser(suite, tmp_path, width):
     assert "data-error" not in attributes and "CONSOLE" not in done.stderr
     out = json.loads(html.unescape(re.search(r'data-out="([^"]*)"', attributes).group(1)))
     assert out["first"] == ["overview"] and out["second"] == ["curves"]
+    assert out["every"] == ["overview", "curves", "profiles", "exploration", "states", "videos", "data"]
     assert out["labels"] == sorted([HOSTILE, "maxinfo-sac", "sac"])
     assert out["drawn"] == out["back"] == 6 and out["toggled"] == 4  # a band and a line each
     assert out["wide"] <= 0

@@ -169,6 +169,23 @@ class Agent:
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
 
+    def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+        """How much each of a batch of native actions would teach the agent's model, before standardisation."""
+        intrinsic, (_, state, _) = getattr(self.strategy, "intrinsic", None), self._acting()
+        if not getattr(intrinsic, "scores_actions", intrinsic is not None):
+            raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
+        base, box = self.strategy.base, self.action_space
+
+        @jax.jit
+        def score(explorer: Any, obs: jax.Array, unit: jax.Array) -> jax.Array:
+            learner = explorer.learner
+            z = base.encoder.trunk(learner.slow.critic.trunk, base.features(learner, obs))
+            return intrinsic.score(explorer.model, z, unit)  # type: ignore[union-attr]
+
+        unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
+        obs = np.asarray(observation, self.observation_space.dtype)
+        return np.array(score(getattr(state, "mixed", state), obs, unit))  # type: ignore[arg-type]
+
     def _acting(self) -> tuple[Program, Any, Any]:
         if self.trainer is not None:
             return self.trainer.program, self.trainer.state.agent, self.trainer.state.clock
@@ -246,13 +263,15 @@ def make(
     """An agent for an environment.
 
     `algo` is a catalogue name (`maxinforl list`), `env` a name, a gymnasium.Env or a function that makes one.
-    Overrides are the settings of `maxinforl train` (seed, num_envs, learning_starts, ...), entries of the agent by
-    path in `set` ({"base.lr": 1e-4}), or parts of it as objects: intrinsic=, weight=, target=, schedule=.
+    Overrides are the settings of `maxinforl train` (`seed`, `num_envs`, `learning_starts`, ...), entries of the agent
+    by path in `set` (`{"base.lr": 1e-4}`), or parts of it as objects: `base=`, `intrinsic=`, `weight=`, `target=`,
+    `schedule=`.
 
-    >>> agent = make("maxinfo-sac", "Pendulum-v1", seed=1, batch_size=32)
-    >>> action, _ = agent.predict(agent.observation_space.sample(), deterministic=True)
-    >>> action.shape
-    (1,)
+    Examples:
+        >>> agent = make("maxinfo-sac", "Pendulum-v1", seed=1, batch_size=32)
+        >>> action, _ = agent.predict(agent.observation_space.sample(), deterministic=True)
+        >>> action.shape
+        (1,)
     """
     known = {f.name for f in fields(Settings)}
     parts = {k: v for k, v in overrides.items() if k not in known or is_dataclass(v) or callable(v)}
@@ -293,6 +312,8 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
         return _from_saved(arrays, meta, path / SAVED, env, custom)
     if (path / "config.toml").exists():
         return _from_run(path, env, custom)
+    if seeds := sorted(path.glob("seed-*/config.toml")):
+        raise BadInput(f"{path} holds several seeds: name one of them, such as {seeds[0].parent}")
     raise BadInput(f"{path} holds neither a run (config.toml) nor a saved agent ({SAVED})")
 
 

@@ -50,3 +50,16 @@ def show_presets() -> None:
     console = screen()
     console.print(rows)
     console.print("\nAll that fit are applied unless --preset names one or is none; flags win over presets.")
+
+
+def show_figures() -> None:
+    from maxinforl.experiments import reproduce, theory
+
+    rows = table("figure", "runs", "claims", "what it shows")
+    for name in reproduce.names():
+        if name in theory.REPRODUCE:
+            rows.add_row(name, "-", "-", "a theory experiment, see docs/theory.md")
+        else:
+            found = reproduce.figure(name)
+            rows.add_row(name, str(len(found.suite.runs())), str(len(found.claims)), found.suite.title)
+    screen().print(rows)

@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed, unknown
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
@@ -95,14 +96,34 @@ def seed_range(text: str) -> list[int]:
     return seeds
 
 
+def add_suite_options(parser: argparse.ArgumentParser) -> None:
+    """What `sweep` and `reproduce` share: where runs happen, and which part of a suite they are."""
+    whole = typed("jobs", int, "a whole number")
+    parser.add_argument("--launcher", default="local", help="local, ray or slurm (default: local)", metavar="NAME")
+    parser.add_argument("--address", help="Ray cluster to use (default: one started here)", metavar="ADDRESS")
+    parser.add_argument(
+        "--jobs", type=whole, help="runs at a time (default: by the cores); 0 runs nothing", metavar="N"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the runs, hours and memory, and run nothing")
+    parser.add_argument("--reuse", action="append", default=[], help="take finished runs from here", metavar="DIR")
+    parser.add_argument("--algos", type=names, default=[], help="only these, by name or pattern, with commas")
+    parser.add_argument("--envs", type=names, default=[], help="only these, by name or pattern, with commas")
+    parser.add_argument("--seeds", type=seed_range, help="these seeds instead, such as 0-4", metavar="SEEDS")
+    parser.add_argument(
+        "--set", action="append", type=pair, default=[], metavar="K=V", help="a setting, or an entry of the agent"
+    )
+
+
+def names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
 def parser() -> Parser:
     root = Parser(prog="maxinforl", description="Reinforcement learning that explores by information gain.")
     root.add_argument("--version", action="store_true", help="print the version and exit")
     commands = root.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
 
-    train = commands.add_parser(
-        "train", help="train an agent", epilog="example: maxinforl train --algo sac --env Pendulum-v1"
-    )
+    train = commands.add_parser("train", help="train an agent")
     add_settings(train)
     train.add_argument(
         "--seeds", type=seed_range, help="several seeds, such as 0-4, each in DIR/seed-N", metavar="SEEDS"
@@ -111,29 +132,76 @@ def parser() -> Parser:
     train.add_argument("--config", help="TOML file of settings; flags win over it", metavar="FILE")
     train.add_argument("--overwrite", action="store_true", help="replace the run that --out holds")
 
+    train.add_argument("--resume", action="store_true", help="continue the run that --out holds, if it holds one")
+
     resume = commands.add_parser("resume", help="continue a run where it stopped")
-    resume.add_argument("directory", metavar="DIR")
+    resume.add_argument("directory", metavar="DIR", help="directory of a run, or of several seeds")
     resume.add_argument("--override", action="store_true", help="let the settings given here replace the run's own")
     add_settings(resume)
 
     evaluate = commands.add_parser("eval", help="evaluate a trained agent")
-    evaluate.add_argument("directory", metavar="DIR")
-    evaluate.add_argument("--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N")
+    evaluate.add_argument("directory", metavar="DIR", help="directory of a run, or what Agent.save wrote")
+    evaluate.add_argument(
+        "--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N", help="episodes to play"
+    )
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
+    listing.add_argument("--figures", action="store_true", help="the figures that `reproduce` makes")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
-    report.add_argument("directories", nargs="+", metavar="DIR")
+    report.add_argument("directories", nargs="+", metavar="DIR", help="runs, or directories that hold them")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
 
-    reproduce = commands.add_parser("reproduce", help="reproduce a theory experiment of the paper")
-    reproduce.add_argument("figure", metavar="FIGURE", help="bandit, soft-policy-iteration or kl-objective")
+    report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
+    report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
+
+    sweep = commands.add_parser("sweep", help="run a suite: algorithms × environments × seeds")
+    sweep.add_argument("suite", metavar="SUITE.toml")
+    sweep.add_argument("--out", help="where the runs go (default: runs/ and the suite's name)", metavar="DIR")
+    add_suite_options(sweep)
+
+    reproduce = commands.add_parser("reproduce", help="reproduce a figure of the paper and judge its claims")
+    reproduce.add_argument("figure", metavar="FIGURE", help="a name from `maxinforl list --figures`")
     reproduce.add_argument("--out", required=True, help="directory for data, figure and verdicts", metavar="DIR")
+    reproduce.add_argument(
+        "--scale", type=typed("scale", float, "a number"), default=1.0, metavar="S", help="part of the paper's budget"
+    )
+    add_suite_options(reproduce)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time updates and agent steps against their matrix products",
+    )
+    bench.add_argument("what", choices=("speed",), metavar="speed")
+    bench.add_argument(
+        "--algos", default="sac,maxinfo-sac", help="names with commas between them, or all", metavar="NAMES"
+    )
+    bench.add_argument("--uncertainty", help="ensemble: paper or light (default: the preset's)", metavar="KIND")
+    bench.add_argument("--batch-size", type=typed("batch-size", int, "a whole number"), default=256, metavar="N")
+    bench.add_argument("--image-size", type=typed("image-size", int, "a whole number"), default=84, metavar="N")
+    bench.add_argument("--no-start", action="store_true", help="do not time how long a fresh process takes to begin")
+    bench.add_argument("--json", help="write the numbers to a file too", metavar="FILE")
 
     commands.add_parser("doctor", help="check this machine and say what to fix")
+    add_tools(commands)
+    add_examples(root)
     return root
+
+
+def add_tools(commands: Any) -> None:
+    """Commands about runs that exist."""
+    export = commands.add_parser("export", help="write a trained policy that acts without JAX")
+    export.add_argument("directory", metavar="DIR", help="run directory, or what Agent.save wrote")
+    export.add_argument("--to", required=True, help="numpy (a runner that needs only NumPy) or onnx", metavar="FORMAT")
+    export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
+
+    inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
+    inspect.add_argument("directory", metavar="DIR", help="directory of one run, with or without checkpoints")
+
+    completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -204,14 +272,18 @@ def settings_from(args: argparse.Namespace) -> Any:
 
 def train(args: argparse.Namespace) -> int:
     prepare_jax()
+    from maxinforl.experiments.suite import check_same
     from maxinforl.training import command
-    from maxinforl.training.directory import check_free, next_directory
+    from maxinforl.training.directory import check_free, holds_run, next_directory
 
     settings = settings_from(args)
     out = Path(args.out) if args.out else next_directory()
-    check_free(out, args.overwrite)
     seeds = args.seeds or [settings.seed]
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
+    if args.resume and holds_run(out):
+        check_same(runs)
+        return command.resume(out, {}, override=False)
+    check_free(out, args.overwrite)
     return command.train(runs, out, overwrite=args.overwrite)
 
 
@@ -234,7 +306,27 @@ def evaluate(args: argparse.Namespace) -> int:
 def listing(args: argparse.Namespace) -> int:
     from maxinforl import catalogue
 
+    if args.figures:
+        catalogue.show_figures()
+        return DONE
     catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
+    return DONE
+
+
+def bench(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from rich.console import Console
+
+    from maxinforl.algorithms import CATALOGUE, algorithm
+    from maxinforl.experiments import speed
+    from maxinforl.settings import Settings
+
+    names = list(CATALOGUE) if args.algos == "all" else args.algos.split(",")
+    pixels = {name: algorithm(name).base.encoder.pixels for name in names}
+    env = {False: "Pendulum-v1", True: "pixels/pendulum-hanging"}
+    given = {"uncertainty": args.uncertainty, "batch_size": args.batch_size, "image_size": args.image_size}
+    chosen = [Settings(algo=name, env=env[pixels[name]], **given) for name in names]
+    speed.command(chosen, Path(args.json) if args.json else None, not args.no_start, Console(width=160))
     return DONE
 
 
@@ -247,19 +339,51 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
-    from maxinforl.experiments.report import report
+    from maxinforl.experiments.report import export_figures, report
 
-    print(f"wrote {report([Path(d) for d in args.directories], Path(args.out))}")
+    page = report(args.directories, args.out)
+    formats = [name for name in ("png", "pdf") if getattr(args, name)]
+    figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
+    for path in [page, *figures]:
+        print(f"wrote {path}")
     return DONE
 
 
-def reproduce(args: argparse.Namespace) -> int:
-    from maxinforl.experiments.theory import REPRODUCE, reproduce
+def sweep(args: argparse.Namespace) -> int:
+    from maxinforl.experiments import sweep
+    from maxinforl.experiments.suite import read_suite
 
-    if args.figure not in REPRODUCE:
-        raise unknown("figure", args.figure, REPRODUCE)
-    for verdict in reproduce(args.figure, Path(args.out)):
-        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    suite = sweep.chosen(read_suite(args.suite), args)
+    return sweep.run(suite, Path(args.out or Path("runs") / Path(args.suite).stem), sweep.Where.of(args))
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    from maxinforl.experiments import reproduce
+
+    return reproduce.main(args.figure, Path(args.out), args.scale, args)
+
+
+def export(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl import deploy, load
+
+    took = deploy.export(load(args.directory), args.to, args.out)
+    print(f"wrote {args.out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
+    return DONE
+
+
+def inspect(args: argparse.Namespace) -> int:
+    prepare_jax()
+    from maxinforl.experiments.inspection import inspect
+
+    print(inspect(Path(args.directory)))
+    return DONE
+
+
+def completion(args: argparse.Namespace) -> int:
+    from maxinforl.manual import completion
+
+    print(completion(args.shell, parser()), end="")
     return DONE
 
 
@@ -268,9 +392,14 @@ COMMANDS = {
     "resume": resume,
     "eval": evaluate,
     "list": listing,
+    "sweep": sweep,
     "report": report,
     "reproduce": reproduce,
     "doctor": doctor,
+    "bench": bench,
+    "export": export,
+    "inspect": inspect,
+    "completion": completion,
 }
 
 if __name__ == "__main__":

@@ -110,7 +110,12 @@ def _fit(value: Any, hint: Any, path: str) -> Any:
 
 
 def override(tree: Any, path: str, value: Any, full: str | None = None) -> Any:
-    """A copy of a configuration with one entry replaced: override(agent, "base.lr", 1e-4)."""
+    """A copy of a configuration with one entry replaced.
+
+    >>> from maxinforl.algorithms import algorithm
+    >>> override(algorithm("maxinfo-sac"), "base.lr", 1e-4).base.lr
+    0.0001
+    """
     full = full or path
     name, _, rest = path.partition(".")
     names = {f.name for f in fields(tree)}

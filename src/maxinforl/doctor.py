@@ -25,6 +25,7 @@ EXTRAS = {
     "video": "imageio_ffmpeg",
     "tensorboard": "tensorboardX",
     "wandb": "wandb",
+    "onnx": "onnxruntime",
 }
 FRAME = "from maxinforl.envs import make; make('pixels/dmc/cartpole-swingup').reset(seed=0)"
 

@@ -13,7 +13,11 @@ class RunFailed(ValueError):
 
 
 def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> BadInput:
-    """The error for a name nobody knows, with the nearest ones that exist."""
+    """The error for a name nobody knows, with the nearest ones that exist.
+
+    >>> unknown("algorithm", "maxinfosac", ["sac", "maxinfo-sac"])
+    BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac'?")
+    """
     options = sorted(options)
     near = get_close_matches(name, options, n=3, cutoff=0.5)
     sentence = f"unknown {kind} '{name}'"

@@ -34,7 +34,8 @@ class DMControl(gym.Env):
         # a few tasks draw their model when they are built: always the same one
         self.task = suite.load(domain, task, task_kwargs={"random": 0, **task_kwargs})
         self.render_mode, self.size = render_mode, size
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self.task.control_timestep())}
+        self.dt = self.task.control_timestep()
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self.dt)}
         self.camera = CAMERA.get(domain, 0) if camera is None else camera
         self._camera = None
         if fast_render:
@@ -42,7 +43,9 @@ class DMControl(gym.Env):
             quality.offsamples = quality.shadowsize = 0
         if self.camera not in range(-1, self.task.physics.model.ncam):
             raise BadInput(f"dmc/{name} has {self.task.physics.model.ncam} cameras, and {camera!r} is none of them")
-        width = sum(int(np.prod(part.shape)) for part in self.task.observation_spec().values())
+        spec = self.task.observation_spec()
+        self.observation_parts = [(name, int(np.prod(part.shape))) for name, part in spec.items()]
+        width = sum(size for _, size in self.observation_parts)
         self.observation_space = spaces.Box(-np.inf, np.inf, (width,), np.float32)
         action = self.task.action_spec()
         # MuJoCo's word for "no limit" is 1e10

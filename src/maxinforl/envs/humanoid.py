@@ -97,7 +97,7 @@ class HumanoidH1(gym.Env):
     def __init__(self, task: str, render_mode: str | None = None, size: int = 256, fast_render: bool = False):
         gl.choose_backend()
         self.mujoco = import_mujoco()
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+        self.dt, self.metadata = 0.02, {"render_modes": ["rgb_array"], "render_fps": 50}
         self.task, self.render_mode, self.size = task, render_mode, size
         self.model = build_model(self.mujoco)
         self.data = self.mujoco.MjData(self.model)
@@ -106,6 +106,7 @@ class HumanoidH1(gym.Env):
         self._renderer = None
         low, high = self.model.actuator_ctrlrange.T
         self._centre, self._half = (low + high) / 2, (high - low) / 2
+        self.observation_parts = [("qpos", int(self.model.nq)), ("qvel", int(self.model.nv))]
         self.observation_space = spaces.Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (self.model.nu,), np.float32)
 

@@ -43,6 +43,12 @@ class Adapted(gym.Wrapper):
         self.observation_space = self._observe.space
         self.action_space, self._native = native_actions(env.action_space)
 
+    @property
+    def observation_parts(self) -> list[tuple[str, int]]:
+        """Names and sizes of what the observation is made of, in order."""
+        parts = getattr(self._observe, "parts", [((), self.observation_space)])
+        return [(".".join(map(str, path)) or "observation", spaces.flatdim(part)) for path, part in parts]
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         raw, info = self.env.reset(seed=seed, options=options)
         return self._observe(raw), info

@@ -87,6 +87,14 @@ def learning_curve(ax: Axes, steps: ArrayLike, returns_by_seed: ArrayLike, label
     band(ax, steps, mean - se, mean, mean + se, label, **style)
 
 
+def shared_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend below all panels, each name once."""
+    lines = {label: line for ax in axes for line, label in zip(*ax.get_legend_handles_labels())}
+    if lines:
+        columns = min(len(lines), 3 if len(axes) > 1 else 2)
+        figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=columns)
+
+
 def step_axis(ax: Axes) -> None:
     """Write steps as 50k and 2M."""
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))

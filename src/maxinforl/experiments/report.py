@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files as resources
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,18 @@ import numpy as np
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures
 from maxinforl.experiments.rundir import Run, find_runs
-from maxinforl.experiments.summary import METRICS, Chart, Line, Summary, Table, count, label_runs, summarise
+from maxinforl.experiments.summary import (
+    AGENT_STEPS,
+    METRICS,
+    STEPS,
+    Chart,
+    Line,
+    Summary,
+    Table,
+    count,
+    label_runs,
+    summarise,
+)
 from maxinforl.files import MiB, shown, write_atomic
 
 TABS = {
@@ -228,18 +240,20 @@ def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") 
         charts = [chart for chart in summary.charts if chart.tab == tab]
         for start in range(0, len(charts), PANELS):
             name = tab if len(charts) <= PANELS else f"{tab}-{start // PANELS + 1}"
-            written.append(_export(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
+            written.append(draw(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
     return written
 
 
 @figures.styled
-def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+def draw(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
     columns = min(3, len(charts))
     figure, axes = figures.canvas(-(-len(charts) // columns), columns)
     for ax, chart in zip(axes, charts):
         if chart.time is not None:
             states = np.stack([chart.lines[0].x, chart.lines[0].y], 1)
-            figures.phase_plot(ax, states, chart.time, names=(chart.xlabel, chart.ylabel), title=_text(chart.title))
+            figures.phase_plot(
+                ax, states, chart.time, names=(chart.xlabel, chart.ylabel), title=fill(_text(chart.title), 44)
+            )
             ax.set(**dict(zip(("xlim", "ylim"), chart.box or ())))
             continue
         for line in chart.lines:
@@ -247,10 +261,10 @@ def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
             name = "" if line.dashed else _text(labels[line.label])
             style = {"color": figures.colour(line.label), "linestyle": "--" if line.dashed else "-"}
             figures.band(ax, line.x, low, line.y, high, name, **style)
-        ax.set(xlabel=chart.xlabel, ylabel=chart.ylabel, title=_text(chart.title))
-        if chart.xlabel.endswith("steps"):
+        ax.set(xlabel=chart.xlabel, ylabel=fill(chart.ylabel, 30), title=fill(_text(chart.title), 44))
+        if chart.xlabel in (STEPS, AGENT_STEPS):
             figures.step_axis(ax)
-        ax.legend()
+    figures.shared_legend(figure, axes[: len(charts)])
     for ax in axes[len(charts) :]:
         ax.set_axis_off()
     return figures.save(figure, path)
@@ -258,5 +272,5 @@ def _export(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
 
 def _text(name: str) -> str:
     """A name as it is: Matplotlib would read dollar signs as formulas and a leading underscore as "no legend"."""
-    name = name if len(name) <= 60 else name[:59] + "…"
+    name = name if len(name) <= 120 else name[:119] + "…"
     return " " * name.startswith("_") + name.replace("$", r"\$")

@@ -84,7 +84,7 @@ def find_runs(
     for given in paths:
         with reading(given):
             top = Path(given).resolve(strict=True)
-        found = [folder for folder in _run_folders(top, DEPTH) if folder not in seen]
+        found = [folder for folder in run_folders(top) if folder not in seen]
         seen.update(found)
         for folder in found:
             with _noting(problems):
@@ -126,7 +126,7 @@ class _noting(suppress):  # noqa: N801 - a context manager, named like the verb 
         return super().__exit__(kind, error, trace)
 
 
-def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     """Folders of single runs: those with logs, else those with a config and no seeds below."""
     children = _subfolders(folder)
     names = {entry.name for entry in children}
@@ -137,7 +137,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         children = [entry for entry in children if entry.name.startswith("seed-")]
     if depth:
         for entry in children:
-            yield from _run_folders(Path(entry.path), depth - 1)
+            yield from run_folders(Path(entry.path), depth - 1)
 
 
 def _subfolders(folder: Path) -> list[os.DirEntry[str]]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -12,10 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
+from rich.console import Console
+from rich.table import Table
 
+from maxinforl import files
+from maxinforl.agent import make_trainer
 from maxinforl.core.types import clock
 from maxinforl.core.update import Program, update
+from maxinforl.errors import RunFailed
 from maxinforl.replay import Replay
+from maxinforl.settings import Settings, resolve, title
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -96,82 +108,151 @@ class Row:
     step_ms: float
     gflop: float
     dispatches: int
+    matmul_gflops: float  # of a 1024 x 1024 product, in the same run
+    cold_s: float | None = None  # from the command to the first training step, with an empty compilation cache
+    warm_s: float | None = None  # with a full one
 
 
-def best(calls: dict[str, Callable[[], Any]], repeats: int, inner: int) -> dict[str, float]:
-    """Best time of each call in ms, interleaved so that noise falls on all alike."""
+def best(calls: dict[str, Callable[[], Any]], repeats: int, seconds: float) -> dict[str, float]:
+    """Best time of each call in ms, interleaved so that noise falls on all alike; `seconds` per call and repeat."""
     times = {name: float("inf") for name in calls}
+    inner = {name: max(1, int(seconds / max(timed(call, 1), 1e-6))) for name, call in calls.items()}
     for _ in range(repeats):
         for name, call in calls.items():
-            began = time.perf_counter()
-            for _ in range(inner):
-                call()
-            times[name] = min(times[name], (time.perf_counter() - began) / inner * 1e3)
+            times[name] = min(times[name], timed(call, inner[name]) * 1e3)
     return times
 
 
-def matmul_gflops() -> tuple[Callable[[], None], float]:
+def timed(call: Callable[[], Any], times: int) -> float:
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times
+
+
+def matmul() -> Callable[[], Any]:
     x = jnp.ones((1024, 1024), jnp.float32)
     product = jax.jit(lambda a, b: a @ b)
-    return lambda: jax.block_until_ready(product(x, x)), 2 * 1024**3 / 1e9
+    return lambda: jax.block_until_ready(product(x, x))
 
 
-def blank_batch(program: Program, count: int, key: jax.Array) -> Any:
-    """A batch of random transitions, by way of a small replay."""
-    spec = program.spec
-    replay = Replay.create(1, 512, spec.obs, jnp.float32, spec.action)
+def random_batch(program: Program, key: jax.Array) -> Any:
+    """One batch of random transitions, by way of a small replay."""
+    spec, rows = program.spec, 64
+    replay = Replay.create(1, rows, spec.obs, jnp.uint8 if spec.pixels else jnp.float32, spec.action)
     k_obs, k_action = jax.random.split(key)
-    obs = jax.random.normal(k_obs, (1, 512, *spec.obs))
-    action = jax.random.uniform(k_action, (1, 512, spec.action), minval=-1.0)
-    starts = jnp.arange(512, dtype=jnp.int32)[None]
-    full = Replay(
-        obs,
-        action,
-        action[..., 0],
-        replay.end,
-        replay.age,
-        replay.head + 511,
-        starts,
-        replay.pushed + 500,
-        replay.popped,
-        1,
-    )
-    return full.sample(key, (count, program.batch_size), program.agent.base.gamma, program.agent.base.nstep)
+    noise = jax.random.normal(k_obs, replay.obs.shape)
+    obs = (64 * noise + 128).clip(0, 255).astype(jnp.uint8) if spec.pixels else noise
+    action = jax.random.uniform(k_action, replay.action.shape, minval=-1.0)
+    starts = jnp.arange(rows, dtype=jnp.int32)[None]
+    columns = (obs, action, action[..., 0], replay.end, replay.age)
+    full = Replay(*columns, replay.head + rows - 1, starts, replay.pushed + rows - 8, replay.popped, 1)
+    return full.sample(key, (1, program.batch_size), program.agent.base.gamma, program.agent.base.nstep)
 
 
-def measure(
-    name: str, agent: Any, env: str = "Pendulum-v1", repeats: int = 10, inner: int = 30
-) -> tuple[Row, dict[str, float]]:
-    """Floor, update and whole agent step of one algorithm in one interleaved run."""
-    from maxinforl import envs
-    from maxinforl.settings import Settings
-    from maxinforl.training.loop import Trainer
+class Subject:
+    """One algorithm, ready to be timed; one update per agent step whatever the algorithm's own ratio."""
 
-    settings = Settings(algo=None, env=env, steps=100_000, update_ratio=float(agent.base.utd), capacity=100_000)
-    trainer = Trainer(agent, [replace(settings, action_repeat=1)], [envs.make_pool(env)], 100_000)
-    program, state = trainer.program, trainer.state.agent
-    batches = blank_batch(program, program.updates, jax.random.key(1))
-    learn = lambda s, b, key: update(agent, s, b, key, clock())
-    found = products(learn, state, batches, jax.random.key(2))
-    only, operands = floor(found)
-    jitted = jax.jit(learn, donate_argnums=0)
-    held = [jax.tree.map(jnp.copy, state)]
+    def __init__(self, settings: Settings):
+        settings = replace(settings, update_ratio=1.0, learning_starts=0, steps=2000, eval_episodes=0)
+        self.settings, agent = resolve(settings)
+        self.trainer = make_trainer(agent, [self.settings], self.settings.env, self.settings.steps)
+        program, state = self.trainer.program, self.trainer.state.agent
+        batch, key = random_batch(program, jax.random.key(1)), jax.random.key(2)
+        learn = lambda s, b, key: update(agent, s, b, key, clock())
+        found = products(learn, state, batch, key)
+        self.gflop = sum(p.flop for p in found) / 1e9
+        only, operands = floor(found)
+        self.floor = lambda: jax.block_until_ready(only(operands))
+        self._learn, self._held = jax.jit(learn, donate_argnums=0), jax.tree.map(jnp.copy, state)
+        self._args = (batch, key)
 
-    def one_update():
-        held[0], metrics = jitted(held[0], batches, jax.random.key(3))
+    def update(self) -> None:
+        self._held, metrics = self._learn(self._held, *self._args)
         jax.block_until_ready(metrics)
 
-    matmul, gflop = matmul_gflops()
-    calls = {
-        "floor": lambda: jax.block_until_ready(only(operands)),
-        "update": one_update,
-        "step": trainer.advance,
-        "matmul": matmul,
-    }
+    def step(self) -> None:
+        self.trainer.advance()
+
+    def dispatches(self) -> int:
+        """Compiled functions that one agent step calls, counted."""
+        program, calls = self.trainer.program, []
+        kept = {name: f for name, f in vars(program).items() if name in COMPILED}
+        for name, f in kept.items():
+            vars(program)[name] = lambda *a, f=f: calls.append(1) or f(*a)
+        self.step()
+        vars(program).update(kept)
+        return len(calls)
+
+
+COMPILED = ("begin", "collect", "step", "react", "act", "sample_act", "recent_error")
+
+
+def bench(seeds: list[Settings], repeats: int = 10, seconds: float = 0.3) -> list[Row]:
+    """Floor, update and whole agent step of every algorithm in one interleaved run."""
+    subjects = {title(s): Subject(s) for s in seeds}
+    calls: dict[str, Callable[[], Any]] = {"matmul": matmul()}
+    for name, subject in subjects.items():
+        calls |= {f"{name} {part}": getattr(subject, part) for part in ("floor", "update", "step")}
     for call in calls.values():
         call()
         call()
-    times = best(calls, repeats, inner)
-    total = sum(p.flop for p in found) / 1e9
-    row = Row(name, times["floor"], times["update"], times["step"], total, 1)
-    return row, {"matmul_gflops": gflop / times["matmul"] * 1e3}
+    ms = best(calls, repeats, seconds)
+    speed = 2 * 1024**3 / 1e6 / ms["matmul"]
+    rows = []
+    for name, subject in subjects.items():
+        floor_ms, update_ms, step_ms = (ms[f"{name} {part}"] for part in ("floor", "update", "step"))
+        rows.append(Row(name, floor_ms, update_ms, step_ms, subject.gflop, subject.dispatches(), speed))
+    return rows
+
+
+def startup(algo: str, env: str, cache: Path) -> float:
+    """Seconds from the command to the end of the first training step, in a process of its own."""
+    with TemporaryDirectory() as out:
+        command = ["train", "--algo", algo, "--env", env, "--steps", "100000", "--log-every", "1", "--learning-starts"]
+        command = [sys.executable, "-m", "maxinforl.cli", *command, "0", "--eval-episodes", "0", "--out", f"{out}/run"]
+        environ = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while not (log := Path(out, "run", "metrics.jsonl")).exists() or not log.stat().st_size:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise RunFailed(f"{algo} on {env} did not start: {process.stderr.read().decode().strip()[-300:]}")
+            time.sleep(0.02)
+        took = time.perf_counter() - began
+        process.kill()
+        process.wait()
+        return took
+
+
+def table(rows: list[Row]) -> Table:
+    names = ("algorithm", "GFLOP", "floor ms", "update ms", "step ms", "update / floor", "step / update", "step / sac")
+    shown = Table(*names, "GFLOP/s", "dispatches", "cold s", "warm s", box=None, pad_edge=False)
+    sac = next((row.step_ms for row in rows if row.algo == "sac"), None)
+    for r in rows:
+        ratios = (r.update_ms / r.floor_ms, r.step_ms / r.update_ms, r.step_ms / sac if sac else None)
+        seconds = (r.cold_s, r.warm_s)
+        shown.add_row(
+            r.algo,
+            *(f"{x:.2f}" for x in (r.gflop, r.floor_ms, r.update_ms, r.step_ms)),
+            *("-" if x is None else f"{x:.2f}" for x in ratios),
+            f"{r.gflop / r.update_ms * 1e3:.0f}",
+            str(r.dispatches),
+            *("-" if x is None else f"{x:.1f}" for x in seconds),
+        )
+    return shown
+
+
+def command(seeds: list[Settings], json_file: Path | None, start: bool, console: Console) -> None:
+    """`maxinforl bench speed`."""
+    with console.status("building and timing, interleaved"):
+        rows = bench(seeds)
+    for settings, row in zip(seeds, rows) if start else ():
+        with console.status(f"starting {row.algo} in a process of its own"), TemporaryDirectory() as cache:
+            row.cold_s = startup(row.algo, settings.env, Path(cache))
+            row.warm_s = startup(row.algo, settings.env, Path(cache))
+    console.print(table(rows))
+    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 10 repeats")
+    if json_file is not None:
+        files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
+        console.print(f"wrote {json_file}")

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,7 @@ def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
     if not runs:
         raise BadInput("there are no runs to report: give directories that hold config.toml and metrics.jsonl")
     notes = list(problems)
+    runs = name_tasks(runs)
     named = label_runs(runs, notes)
     labels = sorted(named)
     index = {label: i for i, label in enumerate(labels)}
@@ -128,7 +129,34 @@ def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
 
 # --- grouping -------------------------------------------------------------------------------------------------
 
-SAME = {"algo", "env", "seed", "steps", "command", "versions"}  # never part of a label
+# Never part of a label: what differs from run to run anyway, or changes nothing that is learned.
+SAME = {"algo", "env", "seed", "steps", "command", "versions", "format", "cores", "by_name", "spaces", "together"}
+SILENT = {"eval_every", "eval_episodes", "log_every", "save_every", "keep", "max_hours", "video", "record_states"}
+SILENT |= {"tensorboard", "wandb", "base", "explore", "intrinsic", "set", "preset", "uncertainty", "capacity", "loop"}
+TASK = {"env_arg", "action_cost", "action_repeat", "image_size", "frame_stack"}  # what belongs to the task
+
+
+def name_tasks(runs: Sequence[Run]) -> list[Run]:
+    """Runs whose task is told apart: what differs between tasks of one environment is added to its name."""
+    settings = [_task_settings(run) for run in runs]
+    keys = {key for table in settings for key in table}
+    seen: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for run, table in zip(runs, settings):
+        for key in keys:
+            seen[run.env, key].add(table.get(key))
+    named = []
+    for run, table in zip(runs, settings):
+        said = [f"{key}={value}" for key, value in sorted(table.items()) if len(seen[run.env, key]) > 1]
+        named.append(replace(run, env=f"{run.env} ({', '.join(said)})") if said else run)
+    return named
+
+
+def _task_settings(run: Run) -> dict[str, str]:
+    settings = run.config.get("settings", {})
+    settings = settings if isinstance(settings, dict) else {}
+    pairs = settings.get("env_arg", [])
+    pairs = [p for p in pairs if isinstance(p, list) and len(p) == 2] if isinstance(pairs, list) else []
+    return {k: str(v) for k, v in settings.items() if k in TASK - {"env_arg"}} | {str(k): str(v) for k, v in pairs}
 
 
 def label_runs(runs: Sequence[Run], notes: list[str] | None = None) -> dict[str, list[Run]]:
@@ -145,7 +173,8 @@ def label_runs(runs: Sequence[Run], notes: list[str] | None = None) -> dict[str,
                 varying[algo] |= {k for k in first.keys() | other.keys() if first.get(k) != other.get(k)}
     named: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        shown = [f"{k.rpartition('.')[2]}={settings[id(run)].get(k, '–')}" for k in sorted(varying[run.algo])]
+        own = settings[id(run)]
+        shown = [f"{k.rpartition('.')[2]}={own[k]}" for k in sorted(varying[run.algo]) if k in own]
         named[run.algo + (f" ({', '.join(shown)})" if shown else "")].append(run)
     return {label: _one_per_seed(label, group, notes if notes is not None else []) for label, group in named.items()}
 
@@ -153,6 +182,8 @@ def label_runs(runs: Sequence[Run], notes: list[str] | None = None) -> dict[str,
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat = {}
     for key, value in table.items():
+        if prefix == "settings." and key in SAME | SILENT | TASK:
+            continue
         if prefix or key not in SAME:
             flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)}
     return flat
@@ -247,7 +278,7 @@ def _missing_cells(tasks: Sequence[Task], named: Mapping[str, Sequence[Run]], no
 
 # --- charts ---------------------------------------------------------------------------------------------------
 
-STEPS = "environment steps"
+STEPS, AGENT_STEPS = "environment steps", "agent steps"
 
 
 def _mean_line(label: int, grid: Array, curves: Array, dashed: bool = False) -> Line:
@@ -373,7 +404,7 @@ def _coverage_chart(env: str, visits: Sequence, index: Mapping[str, int]) -> Cha
     grid = _grid([s for group in grown.values() for s in group])
     lines = [_mean_line(index[label], grid, _read(group, grid)) for label, group in grown.items()]
     shown = f"share of {CELLS}×{CELLS} cells visited"
-    return Chart("states", f"{env}: coverage over time", "agent steps", shown, lines)
+    return Chart("states", f"{env}: coverage over time", AGENT_STEPS, shown, lines)
 
 
 def _phase_charts(env: str, visits: Sequence, index: Mapping[str, int]) -> list[Chart]:

@@ -761,17 +761,19 @@ def reproduce(figure: str, out: str | Path, scale: float = 1.0) -> list[Verdict]
     flag = "" if scale == 1 else f" --scale {scale:g}"
     made = ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("numpy", "matplotlib"))])
     command = f"maxinforl reproduce {figure}{flag} --out results/figures/{figure}"
-    (out / "README.md").write_text(f"# {figure}\n\nMade by `{command}` with {made}.\n\n{_summary(verdicts)}")
+    (out / "README.md").write_text(f"# {figure}\n\nMade by `{command}` with {made}.\n\n{verdict_table(verdicts)}")
     return verdicts
 
 
-def _summary(verdicts: Sequence[Verdict]) -> str:
+def verdict_table(verdicts: Sequence[Verdict]) -> str:
+    """Claims and verdicts as Markdown."""
     return "| claim | verdict |\n|---|---|\n" + "".join(
         f"| {v['claim'].replace('|', chr(92) + '|')} | {v['verdict']} |\n" for v in verdicts
     )
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 15) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 15) -> None:
+    """A table of numbers and names."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
@@ -796,9 +798,9 @@ def _write_bandit(out: Path, results: dict[str, dict[str, BanditRun]], seeds: Se
     for field in ("regret", "explorations", "max_variance", "information", "miscalibration"):
         kept = ((k, n, zip(seeds, getattr(run, field)[:, marks - 1])) for k, n, run in cells)
         rows = ((kernel, name, seed, *values) for kernel, name, lines in kept for seed, values in lines)
-        _write_csv(out / f"{field}.csv", header, rows, digits=5)
+        write_csv(out / f"{field}.csv", header, rows, digits=5)
     header = ["kernel", "rule", "seeds", f"R_{rounds // 4}", f"R_{rounds}", "se", "slope", "slope_se", "low", "high"]
-    _write_csv(out / "slopes.csv", header, [(kernel, name, *_slope_row(run)) for kernel, name, run in cells], digits=5)
+    write_csv(out / "slopes.csv", header, [(kernel, name, *_slope_row(run)) for kernel, name, run in cells], digits=5)
 
 
 def _slope_row(run: BanditRun) -> tuple[Any, ...]:
@@ -839,12 +841,12 @@ def _reproduce_iteration(out: Path, scale: float) -> list[Verdict]:
     shrinking = [shrinking_bonus(seed=seed) for seed in list(seeds)[:5]]
     steps = range(len(results[0].gap))
     gaps = ((s, k, r.gap[k], r.improvement[k - 1] if k else "") for s, r in enumerate(results) for k in steps)
-    _write_csv(out / "iterations.csv", ["seed", "iteration", "gap_to_optimum", "smallest_improvement"], gaps)
+    write_csv(out / "iterations.csv", ["seed", "iteration", "gap_to_optimum", "smallest_improvement"], gaps)
     pairs = ((s, *pair) for s, r in enumerate(results) for pair in zip(r.contraction, r.optimality_contraction))
-    _write_csv(out / "contraction.csv", ["seed", "evaluation_ratio", "optimality_ratio"], pairs)
+    write_csv(out / "contraction.csv", ["seed", "evaluation_ratio", "optimality_ratio"], pairs)
     kept = np.unique(np.geomspace(1, len(shrinking[0]), 60).astype(int))
     gap = ((s, n, g[n - 1]) for s, g in enumerate(shrinking) for n in kept)
-    _write_csv(out / "shrinking_bonus.csv", ["seed", "round", "gap_to_alpha2_zero_optimum"], gap)
+    write_csv(out / "shrinking_bonus.csv", ["seed", "round", "gap_to_alpha2_zero_optimum"], gap)
     _plot_iteration(results, shrinking, out / "figure.png")
     return _iteration_verdicts(results, shrinking)
 
@@ -873,7 +875,7 @@ def _reproduce_kl(out: Path, scale: float) -> list[Verdict]:
     fields = ["drawn", "fixed", "maxinfo", "joint_entropy", "mismatch"]
     cells = [(noise, s, k) for noise, ks in (("additive", additive), ("other", other)) for s, k in enumerate(ks)]
     rows = ((n, s, p, *values) for n, s, k in cells for p, values in enumerate(zip(*(getattr(k, f) for f in fields))))
-    _write_csv(out / "policies.csv", ["noise", "problem", "policy", *fields], rows)
+    write_csv(out / "policies.csv", ["noise", "problem", "policy", *fields], rows)
     _plot_kl(additive[0], out / "figure.png")
     return _kl_verdicts(additive, other)
 

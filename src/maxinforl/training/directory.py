@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def usable_cores() -> int:
+    """Cores this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def command_line() -> str:
+    """The command that runs, as a shell would take it; 'python' where a script of the user's runs."""
+    ours = Path(sys.argv[0]).name.startswith("maxinforl") or Path(sys.argv[0]).parts[-2:] == (
+        "maxinforl",
+        "__main__.py",
+    )
+    return shlex.join(["maxinforl", *sys.argv[1:]]) if ours else "python"
+
+
 def open_run(
     out: Path,
     settings: Settings,
@@ -87,15 +102,14 @@ def open_run(
 
     check_free(out)
     files.make_directory(out)
-    command = "maxinforl " + " ".join(sys.argv[1:]) if Path(sys.argv[0]).name.startswith("maxinforl") else "python"
     table = {
         "format": FORMAT,
         "algo": title(settings),
         "env": settings.env,
         "seed": settings.seed,
         "steps": settings.steps,
-        "command": command,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "command": command_line(),
+        "cores": int(os.environ.get("NPROC", 0)) or usable_cores(),  # XLA takes as many threads
         "by_name": by_name,
         **({"together": list(together)} if together else {}),
         "versions": versions(),

@@ -94,6 +94,12 @@ def holder(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def in_use(directory: files.PathLike) -> bool:
+    """Whether a living process of this host holds the run."""
+    owner = holder(Path(directory) / "lock.json")
+    return owner is not None and owner["host"] == socket.gethostname() and _alive(owner)
+
+
 def _said(path: Path, owner: dict[str, Any] | None) -> str:
     if owner is None:
         return f"{shown(path.parent)} is in use by another process"

@@ -1,0 +1,96 @@
+"""A bundle: the directory that `maxinforl export` writes, checked against the agent before anybody relies on it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.agent import Agent
+from maxinforl.deploy import runner
+from maxinforl.deploy.contract import contract
+from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.errors import BadInput, RunFailed, unknown
+
+FORMATS = ("numpy", "onnx")
+TOLERANCE = 1e-5  # of an action that spans [-1, 1]
+Act = Callable[[np.ndarray], np.ndarray]
+
+
+class Latency(NamedTuple):
+    """Milliseconds that one action takes here."""
+
+    median: float
+    p99: float
+
+
+def export(agent: Agent, to: str, out: str | Path) -> Latency:
+    """Writes a bundle for `to` (numpy or onnx) into the new directory `out`; returns how long one action takes.
+
+    The bundle is compared with `predict(deterministic=True)` before its contract is written, and is refused when an
+    action differs by more than 1e-5 of the action's range.
+    """
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"--out {out} exists already: name a directory that does not")
+    contents = as_numpy(agent) if to == "numpy" else as_onnx(agent)
+    files.make_directory(out)
+    for name, data in contents.items():
+        files.write_atomic(out / name, data)
+    files.write_json(
+        out / "contract.json", contract(agent, {name: sha256(data).hexdigest() for name, data in contents.items()})
+    )
+    act = opened(out, to)
+    compare(agent, act, out)
+    return Latency(*runner.latency(act, examples(agent, 1)[0], 20 if strides_of(agent) else 1000))
+
+
+def as_numpy(agent: Agent) -> dict[str, bytes]:
+    """Weights and the runner, which is the very module that is tested here."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **weights_of(agent))  # type: ignore[arg-type]
+    return {"weights.npz": buffer.getvalue(), "policy.py": Path(runner.__file__).read_bytes()}
+
+
+def as_onnx(agent: Agent) -> dict[str, bytes]:
+    from maxinforl.deploy.graph import model
+
+    return {"policy.onnx": model(agent)}
+
+
+def opened(bundle: Path, to: str) -> Act:
+    """The bundle as a function of an observation."""
+    if to == "numpy":
+        return runner.Policy(bundle)
+    from maxinforl.deploy.graph import session
+
+    return session(bundle / "policy.onnx")
+
+
+def examples(agent: Agent, count: int) -> np.ndarray:
+    """Observations to compare on: noise in the type of the environment."""
+    generator = np.random.default_rng(0)
+    if agent.spec.pixels:
+        return generator.integers(0, 256, (count, *agent.spec.obs), np.uint8)
+    return generator.normal(0, 2, (count, *agent.spec.obs)).astype(np.float32)
+
+
+def compare(agent: Agent, act: Act, out: Path) -> None:
+    """Refuses a bundle that does not act as the agent does."""
+    observations = examples(agent, 4 if agent.spec.pixels else 256)
+    expected, _ = agent.predict(observations, deterministic=True)
+    half = (agent.action_space.high - agent.action_space.low) / 2
+    worst = max(
+        float(np.max(np.abs(act(observations) - expected) / half)),
+        float(np.max(np.abs(act(observations[0]) - expected[0]) / half)),
+    )
+    if not worst <= TOLERANCE:
+        files.remove(out / "contract.json")
+        raise RunFailed(f"the exported policy differs from predict by {worst:.1e} of an action: do not use {out}")

@@ -1,0 +1,111 @@
+"""A policy as an ONNX graph, from observations to native actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxinforl.agent import Agent
+from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.errors import missing_extra
+
+OPSET, IR = 18, 10  # old enough for every runtime of the last years
+
+
+class Graph:
+    """Nodes one after the other; each reads what the last one gave."""
+
+    def __init__(self, first: str):
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        self.last = first
+
+    def constant(self, value: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def then(self, op: str, *values: np.ndarray, name: str | None = None, **attributes: Any) -> None:
+        from onnx import helper
+
+        output = name or f"value_{len(self.nodes)}"
+        inputs = [self.last, *(self.constant(v) for v in values)]
+        self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
+        self.last = output
+
+    def dense(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        self.then("MatMul", weight)
+        self.then("Add", bias)
+
+
+def imported() -> Any:
+    try:
+        import onnx
+        import onnxruntime  # noqa: F401 - a graph that nobody could run here would not be checked
+    except ImportError as error:
+        raise missing_extra("onnx", "--to onnx") from error
+    return onnx
+
+
+def encode(graph: Graph, weights: dict[str, np.ndarray], strides: list[int]) -> None:
+    """Images in h-w-c order through convolutions, which ONNX lays out as c-h-w, and the projection."""
+    graph.then("Cast", to=1)  # float32
+    graph.then("Div", np.array(255, np.float32))
+    graph.then("Transpose", perm=[0, 3, 1, 2])
+    for i, stride in enumerate(strides):
+        kernel = weights[f"conv.{i}.weight"].transpose(3, 2, 0, 1)
+        graph.then("Conv", kernel, weights[f"conv.{i}.bias"], strides=[stride, stride])
+        graph.then("Relu")
+    graph.then("Transpose", perm=[0, 2, 3, 1])
+    graph.then("Flatten", axis=1)
+    graph.dense(weights["trunk.weight"], weights["trunk.bias"])
+    graph.then("LayerNormalization", weights["trunk.scale"], weights["trunk.shift"], axis=-1, epsilon=1e-6)
+    graph.then("Tanh")
+
+
+def model(agent: Agent) -> bytes:
+    """The bytes of policy.onnx: input `observation`, output `action`, both with a leading batch axis."""
+    onnx = imported()
+    helper, kinds = onnx.helper, onnx.TensorProto
+    weights, strides = weights_of(agent), strides_of(agent)
+    low, high = (np.asarray(b, np.float32) for b in (agent.action_space.low, agent.action_space.high))
+    graph = Graph("observation")
+    if strides:
+        encode(graph, weights, strides)
+    layers = sum(name.startswith("dense.") for name in weights) // 2
+    for i in range(layers):
+        graph.dense(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"])
+        graph.then("Relu" if i < layers - 1 else "Tanh")
+    graph.then("Mul", high / 2 - low / 2)
+    graph.then("Add", high / 2 + low / 2)
+    graph.then("Max", low)
+    graph.then("Min", high, name="action")
+    kind = kinds.UINT8 if strides else kinds.FLOAT
+    seen = helper.make_tensor_value_info("observation", kind, ["batch", *agent.spec.obs])
+    done = helper.make_tensor_value_info("action", kinds.FLOAT, ["batch", agent.spec.action])
+    body = helper.make_graph(graph.nodes, "policy", [seen], [done], graph.constants)
+    made = helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+    onnx.checker.check_model(made, full_check=True)
+    return made.SerializeToString()
+
+
+def session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The graph as a function of one observation or of a batch."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one small action: threads only add latency
+    run = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    rank = len(run.get_inputs()[0].shape)
+
+    def act(observation: np.ndarray) -> np.ndarray:
+        single = observation.ndim < rank
+        action = np.asarray(run.run(["action"], {"observation": observation[None] if single else observation})[0])
+        return action[0] if single else action
+
+    return act

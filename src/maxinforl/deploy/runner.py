@@ -1,0 +1,135 @@
+"""Acts as a trained policy does. Needs NumPy and the two files beside it, weights.npz and contract.json.
+
+    from policy import Policy
+
+    policy = Policy("bundle")
+    action = policy(observation)  # in the units of contract.json; a batch of observations works too
+
+`python policy.py` checks the files and says how long an action takes on this machine. For a policy that reads stacked
+images, `policy.see(frame, first=True)` keeps the stack: pass each new frame, with `first` at the start of an episode.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+FORMAT = 1
+
+
+class Policy:
+    """The deterministic policy of a bundle directory; raises ValueError when its files were changed."""
+
+    def __init__(self, directory: str | Path = Path(__file__).parent):
+        folder = Path(directory)
+        self.contract = read_contract(folder / "contract.json")
+        data = (folder / "weights.npz").read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.contract["sha256"]["weights.npz"]:
+            raise ValueError("weights.npz is not the file that contract.json describes: export the policy again")
+        with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
+            self.weights = {name: arrays[name] for name in arrays.files}
+        observation, action = self.contract["observation"], self.contract["action"]
+        self.shape, self.dtype = tuple(observation["shape"]), np.dtype(observation["dtype"])
+        self.low, self.high = (np.array(action[side], np.float32) for side in ("low", "high"))
+        self.centre, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
+        self.strides = observation["strides"]
+        layers = sum(name.startswith("dense.") for name in self.weights) // 2
+        self.layers = [(self.weights[f"dense.{i}.weight"], self.weights[f"dense.{i}.bias"]) for i in range(layers)]
+        self.frames = None
+
+    def __call__(self, observation) -> np.ndarray:
+        """The action for one observation or for each of a batch."""
+        x = self.checked(observation)
+        if self.strides:
+            single = x.ndim == len(self.shape)
+            x = self.latent(x[None] if single else x)
+            x = x[0] if single else x
+        for weight, bias in self.layers[:-1]:
+            x = np.maximum(x @ weight + bias, 0)
+        weight, bias = self.layers[-1]
+        action = self.centre + self.half * np.tanh(x @ weight + bias)
+        return np.minimum(np.maximum(action, self.low), self.high)
+
+    def checked(self, observation) -> np.ndarray:
+        """The observation in the policy's type; one of another shape, or one that is not finite, is refused."""
+        x = np.asarray(observation)
+        if x.shape[-len(self.shape) :] != self.shape or x.ndim > len(self.shape) + 1:
+            raise ValueError(f"an observation has shape {self.shape}, or is a batch of them, not {x.shape}")
+        if self.strides:
+            if x.dtype != np.uint8:
+                raise ValueError(f"images are uint8 from 0 to 255, and these are {x.dtype}")
+            return x
+        x = np.asarray(x, self.dtype)
+        if not np.isfinite(x).all():
+            raise ValueError("the observation holds a number that is not finite: look at the sensor that gave it")
+        return x
+
+    def latent(self, images: np.ndarray) -> np.ndarray:
+        """Images through the convolutions and the projection."""
+        x = images.astype(np.float32) / np.float32(255)
+        for i, stride in enumerate(self.strides):
+            x = np.maximum(convolve(x, self.weights[f"conv.{i}.weight"], stride) + self.weights[f"conv.{i}.bias"], 0)
+        x = x.reshape(len(x), -1) @ self.weights["trunk.weight"] + self.weights["trunk.bias"]
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        x = (x - mean) / np.sqrt(var + np.float32(1e-6)) * self.weights["trunk.scale"] + self.weights["trunk.shift"]
+        return np.tanh(x)
+
+    def see(self, frame, first: bool = False) -> np.ndarray:
+        """The action for a new frame, with the ones before it; `first` fills the stack with this one."""
+        frame, depth = np.asarray(frame), self.contract["observation"]["stack"]
+        if first or self.frames is None:
+            self.frames = [frame] * depth
+        self.frames = [*self.frames[1:], frame]
+        return self(np.concatenate(self.frames, -1))
+
+
+def read_contract(path: Path) -> dict:
+    """The contract, once its own checksum and its format are known to be right."""
+    contract = json.loads(path.read_text())
+    seal = contract.pop("checksum", None)
+    if contract.get("format") != FORMAT:
+        raise ValueError(f"{path} has the format {contract.get('format')}, and this runner reads {FORMAT}")
+    if seal != checksum(contract):
+        raise ValueError(f"{path} was changed after it was written: export the policy again")
+    return contract
+
+
+def checksum(contract: dict) -> str:
+    """SHA-256 of a contract without its own checksum, whatever the layout of the file."""
+    return hashlib.sha256(json.dumps(contract, sort_keys=True).encode()).hexdigest()
+
+
+def convolve(x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
+    """Unpadded convolution of [batch, height, width, channels] with [height, width, channels, filters]."""
+    windows = sliding_window_view(x, weight.shape[:2], (1, 2))[:, ::stride, ::stride].transpose(0, 1, 2, 4, 5, 3)
+    rows = windows.reshape(-1, weight[..., 0].size) @ weight.reshape(-1, weight.shape[-1])
+    return rows.reshape(*windows.shape[:3], -1)
+
+
+def latency(act, observation: np.ndarray, count: int = 1000) -> tuple[float, float]:
+    """Median and 99th percentile of the milliseconds that one action takes."""
+    for _ in range(max(3, count // 10)):
+        act(observation)
+    took = np.empty(count)
+    for i in range(count):
+        began = time.perf_counter()
+        act(observation)
+        took[i] = time.perf_counter() - began
+    return float(np.median(took)) * 1e3, float(np.quantile(took, 0.99)) * 1e3
+
+
+def main() -> None:
+    policy = Policy(sys.argv[1]) if len(sys.argv) > 1 else Policy()
+    zeros = np.zeros(policy.shape, policy.dtype)
+    median, high = latency(policy, zeros, 20 if policy.strides else 1000)
+    print(f"{policy.contract['algorithm']} on {policy.contract['environment']}: files are whole")
+    print(f"action for zeros: {policy(zeros).tolist()}")
+    print(f"one action takes {median:.3f} ms (median), {high:.3f} ms (99th percentile)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""The paper's claims as data: a statistic per run, the groups it compares, a rule and a threshold.
+
+A claim is written in a figure's file before anything is run. It is *confirmed* when at least five seeds of every group
+give a 95 % interval that lies wholly on the claimed side of the threshold, *contradicted* when such an interval lies
+wholly on the other side, *not run* when runs it needs are missing, and otherwise *not shown*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from maxinforl import config
+from maxinforl.errors import BadInput, unknown
+from maxinforl.experiments import statistics as st
+from maxinforl.experiments.rundir import Run, Series
+from maxinforl.experiments.suite import matches
+from maxinforl.experiments.summary import coverage, phase
+
+CONFIRMED, NOT_SHOWN, CONTRADICTED, NOT_RUN = "confirmed", "not shown", "contradicted", "not run"
+SEEDS = 5  # fewer decide nothing
+RULES, OVERS = ("above", "below"), ("each", "some", "mean")
+RETURN, COVERAGE, SPEED = "return", "coverage", "ms per step"
+Array = NDArray[np.float64]
+Verdict = dict[str, Any]
+Key = tuple[str, str]  # label and environment
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`statistic` of `group`, less that of each of `against`, is above or below `threshold`.
+
+    The statistic is the mean over the share of training in `window` of the return (in units of the task's normalised
+    range), of the share of cells visited, of the milliseconds per step, or of any logged metric. `over` says on which
+    environments: on each (a verdict of its own), on some at least, or on average. With `ratio` the quotient of
+    geometric means is compared instead of the difference of means.
+    """
+
+    claim: str
+    group: str
+    rule: str
+    statistic: str = RETURN
+    against: tuple[str, ...] = ()
+    threshold: float = 0.0
+    window: tuple[float, ...] = (0.9, 1.0)
+    over: str = "each"
+    environments: tuple[str, ...] = ("*",)
+    ratio: bool = False
+
+    @property
+    def said(self) -> str:
+        """The rule in words."""
+        what = f"{self.statistic} of {self.group}, mean over {self.window[0]:.0%} to {self.window[1]:.0%} of training"
+        less = f"{', divided by' if self.ratio else ', less'} that of {' and of '.join(self.against)}"
+        return f"{what}{less if self.against else ''}, is {self.rule} {self.threshold:g} ({self.over})"
+
+
+def parse_claims(
+    tables: Sequence[Mapping[str, Any]], labels: Iterable[str], environments: Iterable[str]
+) -> list[Claim]:
+    """Claims from a figure's file, every name in them checked."""
+    return [_parse(table, list(labels), list(environments)) for table in tables]
+
+
+def _parse(table: Mapping[str, Any], labels: list[str], environments: list[str]) -> Claim:
+    hints = config._hints(Claim)
+    for name in table:
+        if name not in hints:
+            raise unknown("key in [[claims]]", name, hints)
+    missing = [f.name for f in fields(Claim)[:3] if f.name not in table]
+    if missing:
+        raise BadInput(f"a claim in [[claims]] lacks '{missing[0]}'")
+    claim = Claim(**{k: config.coerce(v, hints[k], f"claims.{k}") for k, v in table.items()})
+    for label in (claim.group, *claim.against):
+        if label not in labels:
+            raise unknown("group in [[claims]]", label, labels)
+    for value, options in ((claim.rule, RULES), (claim.over, OVERS)):
+        if value not in options:
+            raise unknown("word in [[claims]]", value, options)
+    for pattern in claim.environments:
+        if not any(matches(env, [pattern]) for env in environments):
+            raise unknown("environment in [[claims]]", pattern, environments)
+    if len(claim.window) != 2 or not 0 <= claim.window[0] < claim.window[1] <= 1:
+        raise BadInput("'window' in [[claims]] must be two shares of training, such as [0.9, 1.0]")
+    if claim.ratio and not (claim.against and claim.threshold > 0):
+        raise BadInput("a claim about a ratio needs 'against' and a threshold above 0")
+    return claim
+
+
+# --- statistics of runs ---------------------------------------------------------------------------------------
+
+
+class Evidence:
+    """The runs of a figure by label and environment, and what they say about a claim."""
+
+    def __init__(self, runs: Iterable[Run]):
+        self.runs: dict[Key, list[Run]] = {}
+        for run in runs:
+            self.runs.setdefault((run.algo, run.env), []).append(run)
+        self._values: dict[tuple[Key, str, tuple[float, ...]], Array] = {}
+
+    def raw(self, key: Key, claim: Claim) -> Array:
+        """The statistic of every run of a cell that got far enough."""
+        place = (key, claim.statistic, claim.window)
+        if place not in self._values:
+            found = [self._one(run, claim) for run in self.runs.get(key, [])]
+            self._values[place] = np.array([v for v in found if v is not None and math.isfinite(v)])
+        return self._values[place]
+
+    def _one(self, run: Run, claim: Claim) -> float | None:
+        series = self._series(run, claim.statistic)
+        if series is None or not len(series.step):
+            return None
+        share = series.step / run.steps
+        inside = (share >= claim.window[0] - 1e-9) & (share <= claim.window[1] + 1e-9)
+        if not inside.any() or share[-1] < claim.window[1] - 0.05:
+            return None
+        return float(series.value[inside].mean())
+
+    def _series(self, run: Run, statistic: str) -> Series | None:
+        if statistic == RETURN:
+            return run.returns
+        if statistic == COVERAGE:
+            return self._coverage(run)
+        if statistic == SPEED:
+            rate = run.metrics.get("time/fps")
+            return rate and Series(rate.step, rate.env_step, 1000 / rate.value)
+        return run.metrics.get(statistic)
+
+    def _coverage(self, run: Run) -> Series | None:
+        """Cells of the box that all runs of the task visited, as the report counts them."""
+        visits = {id(r): s for (_, env), rs in self.runs.items() if env == run.env for r in rs if (s := r.states())}
+        if id(run) not in visits:
+            return None
+        points = {key: phase(obs)[0] for key, (_, obs) in visits.items()}
+        every = np.concatenate(list(points.values()))
+        step = visits[id(run)][0]
+        return Series(step, step, coverage(points[id(run)], every.min(0), every.max(0)))
+
+    def values(self, key: Key, claim: Claim) -> Array:
+        """The statistic in the units the claim compares."""
+        values = self.raw(key, claim)
+        if claim.ratio:
+            return np.log(values)
+        if claim.statistic != RETURN or not claim.against:
+            return values
+        returns = [r.returns.value for (_, env), rs in self.runs.items() if env == key[1] for r in rs if r.returns]
+        return st.normalisation(key[1], np.concatenate(returns))(values) if len(values) else values
+
+    def estimate(self, claim: Claim, envs: Sequence[str], other: str | None, confidence: float) -> st.Estimate | None:
+        """The contrast of one pair of groups, averaged over environments; None where a cell has no run."""
+        terms = [(1 / len(envs), self.values((claim.group, env), claim)) for env in envs]
+        terms += [(-1 / len(envs), self.values((other, env), claim)) for env in envs] if other else []
+        return st.contrast(terms, confidence) if terms and all(len(values) for _, values in terms) else None
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------
+
+
+def judge(claims: Sequence[Claim], runs: Iterable[Run], environments: Sequence[str], reduced: str) -> list[Verdict]:
+    """Every claim's verdict on the runs there are; `reduced` says how they fall short of the paper's."""
+    evidence = Evidence(runs)
+    verdicts = []
+    for claim in claims:
+        envs = [env for env in environments if matches(env, claim.environments)]
+        places = [[env] for env in envs] if claim.over == "each" else [envs]
+        verdicts += [_verdict(claim, place, evidence, reduced) for place in places]
+    return verdicts
+
+
+def _verdict(claim: Claim, envs: Sequence[str], evidence: Evidence, reduced: str) -> Verdict:
+    decide = _some if claim.over == "some" else _mean
+    pairs = {other: decide(claim, envs, evidence, other) for other in claim.against or (None,)}
+    found = [verdict for verdict, _ in pairs.values()]
+    numbers: dict[str, Any] = {"rule": claim.said}
+    numbers |= {f"against {o}" if o else claim.group: n for o, (_, n) in pairs.items() if n}
+    if reduced and any(n for _, n in pairs.values()):
+        numbers["reduced"] = reduced
+    where = f" [{envs[0]}]" if claim.over == "each" and envs else ""
+    return {"claim": claim.claim + where, "verdict": all_of(found), "numbers": numbers}
+
+
+def all_of(verdicts: Sequence[str]) -> str:
+    """The verdict on all of several statements: one that is contradicted decides, else one that was not run."""
+    for verdict in (CONTRADICTED, NOT_RUN, NOT_SHOWN):
+        if verdict in verdicts:
+            return verdict
+    return CONFIRMED
+
+
+def decide(claim: Claim, estimate: st.Estimate | None) -> str:
+    """What one interval says about the threshold."""
+    if estimate is None:
+        return NOT_RUN
+    if estimate.n < SEEDS:
+        return NOT_SHOWN
+    limit = math.log(claim.threshold) if claim.ratio else claim.threshold
+    above, below = estimate.low > limit, estimate.high < limit
+    right, wrong = (above, below) if claim.rule == "above" else (below, above)
+    return CONFIRMED if right else CONTRADICTED if wrong else NOT_SHOWN
+
+
+def _mean(claim: Claim, envs: Sequence[str], evidence: Evidence, other: str | None) -> tuple[str, dict[str, Any]]:
+    point = evidence.estimate(claim, envs, other, 0.95)
+    return decide(claim, point), _numbers(claim, envs, evidence, other, point)
+
+
+def _some(claim: Claim, envs: Sequence[str], evidence: Evidence, other: str | None) -> tuple[str, dict[str, Any]]:
+    """Confirmed on one environment suffices; looking at many is paid for by wider intervals (Bonferroni)."""
+    confidence = 1 - 0.05 / max(1, len(envs))
+    points = {env: evidence.estimate(claim, [env], other, confidence) for env in envs}
+    found = {env: decide(claim, point) for env, point in points.items()}
+    numbers = {env: _numbers(claim, [env], evidence, other, p) for env, p in points.items() if p is not None}
+    if CONFIRMED in found.values():
+        return CONFIRMED, numbers
+    if numbers and all(v == CONTRADICTED for v in found.values()):
+        return CONTRADICTED, numbers
+    return (NOT_SHOWN if numbers else NOT_RUN), numbers
+
+
+def _numbers(
+    claim: Claim, envs: Sequence[str], evidence: Evidence, other: str | None, point: st.Estimate | None
+) -> dict[str, Any]:
+    if point is None:
+        return {}
+    shown = np.exp if claim.ratio else float
+    name = "value" if other is None else "ratio" if claim.ratio else "difference"
+    interval = {
+        key: _plain(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))
+    }
+    groups = [g for g in (claim.group, other) if g]
+    means = {g: _plain(float(evidence.raw((g, envs[0]), claim).mean())) for g in groups} if len(envs) == 1 else {}
+    return {**interval, "seeds": point.n, **({"means": means} if means else {})}
+
+
+def _plain(value: float) -> float | str:
+    """A number that JSON can hold."""
+    return float(f"{value:.5g}") if math.isfinite(value) else "unbounded"

@@ -1,0 +1,95 @@
+"""What runs will cost, before any of them: hours from the work of an update, memory from the size of the replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+
+from maxinforl import envs
+from maxinforl.core.types import Spec, clock
+from maxinforl.core.update import update
+from maxinforl.envs.names import PIXELS
+from maxinforl.errors import BadInput
+from maxinforl.experiments.speed import products
+from maxinforl.experiments.suite import SuiteRun
+from maxinforl.explore import Strategy
+from maxinforl.replay import Replay, row_bytes
+from maxinforl.training.loop import rows_for
+
+# Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
+# the paper's ensemble and 8.7 for 0.66 with the light one. Others are taken to need as long per operation as SAC.
+MS_PER_GFLOP = 12.1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run: hours on two cores without environment and evaluation, and bytes of its replay."""
+
+    hours: float
+    memory: int
+
+
+@cache
+def gflop(agent: Strategy, spec: Spec, batch_size: int, updates: int) -> float:
+    """Matrix products and convolutions of one agent step, counted in its traced program; nothing is compiled."""
+    key = jax.random.key(0)
+    dtype = jnp.uint8 if spec.pixels else jnp.float32
+    shape = (updates, batch_size)
+
+    def sample(key):
+        return Replay.create(1, 64, spec.obs, dtype, spec.action).sample(key, shape, agent.base.gamma, agent.base.nstep)
+
+    state = jax.eval_shape(lambda key: agent.init(key, spec), key)
+    batches = jax.eval_shape(sample, key)
+    found = products(lambda s, b, key: update(agent, s, b, key, clock()), state, batches, key)
+    return sum(p.flop for p in found) / 1e9
+
+
+@cache
+def dimensions(env: str, args: tuple) -> tuple[tuple[int, ...], int]:
+    """Shape of an observation, without pixels, and the number of actions."""
+    made = envs.make(env.removeprefix(PIXELS), env_args=args)
+    try:
+        return made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,return-value]
+    finally:
+        made.close()
+
+
+def cost(run: SuiteRun) -> Cost | None:
+    """What one run takes; None where its environment cannot be built here."""
+    settings, agent = run.resolved
+    try:
+        shape, actions = dimensions(settings.env, settings.env_arg)
+    except BadInput:
+        return None
+    pixels = settings.env.startswith(PIXELS)
+    frame, itemsize = ((settings.image_size, settings.image_size, 3), 1) if pixels else (shape, 4)
+    spec = Spec((*frame[:2], 3 * settings.frame_stack) if pixels else frame, actions)
+    updates = int(settings.update_ratio or 1)
+    work = gflop(agent, spec, settings.batch_size, updates)
+    hours = settings.steps * work * MS_PER_GFLOP / 3.6e6
+    return Cost(hours, settings.num_envs * rows_for(settings.steps, settings) * row_bytes(frame, itemsize, actions))
+
+
+def lines(runs: Sequence[SuiteRun]) -> list[str]:
+    """A line per cell and one for all, as `--dry-run` prints them."""
+    cells: dict[tuple[str, str], list[SuiteRun]] = {}
+    for run in runs:
+        cells.setdefault((run.label, run.environment), []).append(run)
+    said, total, largest, open_cells = [], 0.0, 0, 0
+    for (label, env), group in cells.items():
+        each, steps = cost(group[0]), group[0].settings.steps
+        seeds = f"{len(group)} × {steps:,} steps".replace(",", " ")
+        if each is None:
+            open_cells += 1
+            said.append(f"{label} on {env}: {seeds}, hours and memory unknown (the environment is not installed)")
+            continue
+        total, largest = total + len(group) * each.hours, max(largest, each.memory)
+        said.append(f"{label} on {env}: {seeds}, {len(group) * each.hours:.1f} h, replay {each.memory / 1e9:.2f} GB")
+    unknown = f", {open_cells} cells unknown" if open_cells else ""
+    note = "on two cores one after the other, without environment and evaluation"
+    return [*said, f"{len(runs)} runs: {total:.1f} h {note}; largest replay {largest / 1e9:.2f} GB{unknown}"]

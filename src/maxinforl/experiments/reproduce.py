@@ -1,0 +1,213 @@
+"""`maxinforl reproduce FIGURE`: the runs, the plot and the verdicts of a figure of the paper.
+
+A figure is a file in `suites/`: a suite, a kind of plot, and the paper's claims, all written before any run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.errors import BadInput, unknown
+from maxinforl.experiments import figures, report, summary, sweep, theory
+from maxinforl.experiments.claims import NOT_RUN, SPEED, Claim, Evidence, Verdict, judge, parse_claims
+from maxinforl.experiments.rundir import Run, read_run
+from maxinforl.experiments.suite import Planned, Suite, finished, logged_steps, parse_suite, plan
+from maxinforl.training.directory import command_line
+
+KINDS = ("curves", "profiles", "exploration", "states", "speed")
+SEEDS, LEAST_SEEDS = 5, 3  # of the paper, and of any scale
+METRICS = summary.METRICS | {"time/fps"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure's file: `metrics` are what an exploration figure shows."""
+
+    name: str
+    suite: Suite
+    kind: str
+    claims: Sequence[Claim]
+    about: str = ""
+    metrics: tuple[str, ...] = ()
+
+
+def names() -> list[str]:
+    """Every figure there is, those of the theory last."""
+    shipped = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
+    return [*sorted(shipped), *theory.REPRODUCE]
+
+
+def _folder() -> Any:
+    return resources("maxinforl.experiments") / "suites"
+
+
+def figure(name: str) -> Figure:
+    """The figure of that name."""
+    if name not in names() or name in theory.REPRODUCE:
+        raise unknown("figure", name, names(), "`maxinforl list --figures` shows them all.")
+    table = files.read_toml(str(_folder() / f"{name}.toml"))
+    if "like" in table:  # another figure's runs, except for what this one says itself
+        table = {**files.read_toml(str(_folder() / f"{table.pop('like')}.toml")), "about": "", **table}
+    return parse_figure(name, table)
+
+
+def parse_figure(name: str, table: Mapping[str, Any]) -> Figure:
+    suite = parse_suite(table, name, also=("figure", "claims", "about"))
+    own = table.get("figure", {})
+    for key in own:
+        if key not in ("kind", "metrics"):
+            raise unknown("key in [figure]", key, ("kind", "metrics"))
+    if own.get("kind") not in KINDS:
+        raise unknown("kind of figure", str(own.get("kind")), KINDS)
+    found = parse_claims(table.get("claims", []), {r.label for r in suite.runs()}, suite.environments)
+    return Figure(name, suite, own["kind"], found, table.get("about", ""), tuple(own.get("metrics", ())))
+
+
+def scaled(suite: Suite, scale: float) -> Suite:
+    """At scale S: steps × S and max(3, round(5 S)) seeds."""
+    if not 0 < scale <= 1:
+        raise BadInput(f"--scale must be above 0 and at most 1, not {scale:g}")
+    return replace(suite, scale=scale, seeds=tuple(range(max(LEAST_SEEDS, round(SEEDS * scale)))))
+
+
+def reduction(whole: Suite, part: Suite) -> str:
+    """How a part of a figure falls short of it, in words; nothing where it does not."""
+    said = [] if part.scale == 1 else [f"{part.scale:g} of the paper's steps"]
+    for kind in ("algorithms", "environments"):
+        there, kept = len(getattr(whole, kind)), len(getattr(part, kind))
+        said += [f"{kept} of {there} {kind}"] if kept < there else []
+    said += [f"{len(part.seeds)} of {len(whole.seeds)} seeds"] if len(part.seeds) < len(whole.seeds) else []
+    agent = dict(part.changes.get("set", {}))
+    said += [f"{k}={v}" for k, v in {**part.changes, **agent}.items() if k != "set"]
+    return "; ".join(said)
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def main(name: str, out: Path, scale: float, args: Any) -> int:
+    """Runs what is missing, then draws and judges whatever there is; the exit code is that of the runs."""
+    if name in theory.REPRODUCE:
+        return _theory(name, out, scale, args)
+    found = figure(name)
+    suite = sweep.chosen(scaled(found.suite, scale), args)
+    where = sweep.Where.of(args)
+    code = sweep.run(suite, out / "runs", where)
+    if where.dry_run:
+        return code
+    planned = plan(suite.runs(), out / "runs", where.reuse)
+    show(write(found, suite, planned, out))
+    return code
+
+
+def _theory(name: str, out: Path, scale: float, args: Any) -> int:
+    given = [flag for flag in ("algos", "envs", "seeds", "set", "reuse") if getattr(args, flag)]
+    if given or args.dry_run:
+        raise BadInput(f"--{given[0] if given else 'dry-run'} has no meaning for {name}: it has no runs")
+    show(theory.reproduce(name, out, scale))
+    return 0
+
+
+def show(verdicts: Sequence[Verdict]) -> None:
+    """A line per claim that could be judged, and how many could not."""
+    judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
+    for verdict in judged:
+        print(f"{verdict['verdict']:>12}  {verdict['claim']}")
+    if len(judged) < len(verdicts):
+        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {summary.count(len(verdicts), 'claim')}")
+
+
+def gather(planned: Sequence[Planned], problems: list[str]) -> list[Run]:
+    """The runs that got anywhere, called as the figure calls them."""
+    runs = []
+    for p in planned:
+        if (p.directory / "config.toml").exists() and logged_steps(p.directory) > 0:
+            run = read_run(p.directory, problems, METRICS)
+            runs.append(replace(run, algo=p.run.label, env=p.run.environment, config={}))
+            if not finished(p.directory, p.run.settings.steps):
+                problems.append(f"{p.run.name} is not finished: it stopped at step {logged_steps(p.directory)}")
+    return runs
+
+
+def write(found: Figure, suite: Suite, planned: Sequence[Planned], out: Path) -> list[Verdict]:
+    """Verdicts, figure, data and a README for the runs there are."""
+    problems: list[str] = []
+    runs = gather(planned, problems)
+    reduced = reduction(found.suite, suite)
+    verdicts = judge(found.claims, runs, list(found.suite.environments), reduced)
+    files.make_directory(out)
+    (out / "verdicts.json").write_text(json.dumps(verdicts, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    if runs:
+        (out / "returns.csv").write_text(report.raw_csv(runs))
+        draw(found, runs, out, problems)
+    missing = len(planned) - len(runs)
+    problems += [f"{missing} of {len(planned)} runs are missing"] if missing else []
+    (out / "README.md").write_text(_readme(found, verdicts, reduced, problems, _source(planned, runs, out)))
+    return verdicts
+
+
+def draw(found: Figure, runs: Sequence[Run], out: Path, problems: list[str]) -> None:
+    """figure.png and figure.pdf, and figure.csv with the numbers in them."""
+    if found.kind == "speed":
+        _draw_speed(runs, out)
+        return
+    whole = summary.summarise(runs)
+    titles = {summary.EXPLORATION[name] for name in found.metrics if name in summary.EXPLORATION}
+    charts = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
+    problems += [p for p in whole.problems if p not in problems]
+    if not charts:
+        problems.append("the runs hold nothing that this figure shows")
+        return
+    for suffix in ("png", "pdf"):
+        report.draw(charts[: report.PANELS], whole.labels, out / f"figure.{suffix}")
+    rows = [
+        (chart.title, chart.ylabel, whole.labels[line.label] + (" (target)" if line.dashed else ""), *point)
+        for chart in charts
+        for line in chart.lines
+        for point in zip(line.x, line.y, *(line.y if b is None else b for b in (line.low, line.high)))
+    ]
+    theory.write_csv(out / "figure.csv", ["panel", "quantity", "series", "x", "y", "low", "high"], rows, digits=6)
+
+
+@figures.styled
+def _draw_speed(runs: Sequence[Run], out: Path) -> None:
+    """Milliseconds per agent step, a point per run."""
+    evidence = Evidence(runs)
+    claim = Claim("", "", "above", statistic=SPEED, window=(0.25, 1.0))
+    cells = {f"{label}\n{env}": evidence.raw((label, env), claim) for label, env in evidence.runs}
+    figure, (ax,) = figures.canvas(1, 1, width=max(3.4, 1.5 * len(cells)), height=3.0)
+    for i, (name, values) in enumerate(cells.items()):
+        ax.bar(i, values.mean() if len(values) else 0.0, color=figures.colour(i), alpha=0.5, label=name)
+        ax.plot(np.full(len(values), i), values, "o", color=figures.colour(i), markersize=4)
+    ax.set_xticks(range(len(cells)), list(cells), fontsize=7)
+    ax.set(ylabel="ms per agent step")
+    for suffix in ("png", "pdf"):
+        figures.save(figure, out / f"figure.{suffix}")
+    rows = [(*name.split("\n"), i, v) for name, values in cells.items() for i, v in enumerate(values)]
+    theory.write_csv(out / "figure.csv", ["algorithm", "environment", "run", "ms_per_step"], rows, digits=6)
+
+
+def _source(planned: Sequence[Planned], runs: Sequence[Run], out: Path) -> str:
+    home = (out / "runs").resolve()
+    reused = sum(not run.path.resolve().is_relative_to(home) for run in runs)
+    return f"{len(runs)} of {len(planned)} runs" + (f", {reused} of them reused" if reused else "")
+
+
+def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: Sequence[str], source: str) -> str:
+    made = f"Made by `{command_line()}` with maxinforl {version('maxinforl')} from {source}."
+    lines = [f"# {found.name}", "", found.suite.title + ".", *([found.about] if found.about else []), "", made, ""]
+    lines += [f"Reduced: {reduced}.", ""] if reduced else []
+    lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []
+    judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
+    rest = len(verdicts) - len(judged)
+    lines += [f"{summary.count(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
+    return "\n".join([*lines, "", theory.verdict_table(judged) if judged else ""])

@@ -1,0 +1,212 @@
+"""`maxinforl sweep`: takes every run of a suite to its end, whatever happens to some of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from maxinforl.errors import unknown
+from maxinforl.experiments import cost
+from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
+from maxinforl.experiments.suite import Planned, Suite, last_line, plan
+
+DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
+ROWS = 20  # of the live table
+STYLES = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
+
+
+@dataclass
+class Row:
+    """What is known of one run while the suite goes on."""
+
+    planned: Planned
+    state: str
+    tail: str = ""
+
+    @property
+    def total(self) -> int:
+        return self.planned.run.settings.steps
+
+    def progress(self) -> tuple[int, float, float]:
+        """Step, steps per second and last return, as the run's own files say; NaN where they do not."""
+        step, fps, score = 0, float("nan"), float("nan")
+        try:
+            line = json.loads(last_line(self.planned.directory / "metrics.jsonl"))
+            step, fps = int(line["step"]), float(line["time/fps"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        try:
+            at, _, _, score = map(float, last_line(self.planned.directory / "eval.csv").split(",")[:4])
+            step = max(step, int(at))
+        except ValueError:
+            pass
+        return step, fps, score
+
+
+@dataclass
+class Sweep:
+    """Every planned run and how far it is; `go` returns the exit code."""
+
+    plan: Sequence[Planned]
+    launcher: Launcher
+    out: Path
+    threads: int = 1
+    console: Console = field(default_factory=Console)
+    every: float = 0.5  # seconds between looks at the runs
+
+    def __post_init__(self):
+        start = {"finished": "finished", "interrupted": "waiting", "new": "waiting"}
+        self.rows = {p.run.name: Row(p, start[p.state]) for p in self.plan}
+
+    def go(self) -> int:
+        jobs = {p.run.name: job_for(p, self.out, self.threads) for p in self.plan if p.state != "finished"}
+        self.say(f"{len(self.rows)} runs: {len(self.rows) - len(jobs)} finished before, {len(jobs)} to do → {self.out}")
+        for job in jobs.values():
+            self.launcher.submit(job)
+        try:
+            with asked_to_stop() as stopping, self._screen():
+                self._watch(jobs, stopping)
+        finally:
+            self.launcher.stop()
+        return self._summary()
+
+    def _watch(self, jobs: dict[str, Job], stopping: list[int]) -> None:
+        left = set(jobs)
+        while left and not stopping:
+            for done in self.launcher.poll():
+                left.discard(done.job.name)
+                self._end(done)
+            for name in self.launcher.running() & left:
+                self._mark(name, "running")
+            if left:
+                time.sleep(self.every)
+        for name in left:
+            self._mark(name, "interrupted")
+
+    def _end(self, done: Done) -> None:
+        row = self.rows[done.job.name]
+        row.tail = done.tail
+        self._mark(done.job.name, {DONE: "finished", PREEMPTED: "interrupted"}.get(done.code, "failed"))
+
+    def _mark(self, name: str, state: str) -> None:
+        row = self.rows[name]
+        if row.state != state:
+            row.state = state
+            if not self.console.is_terminal:
+                self.say(f"{state:>11}  {name}")
+
+    # ------------------------------------------------------------ what a person sees
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def _screen(self):
+        return Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
+
+    def table(self) -> Table:
+        """State, steps, return and time left of the runs that matter now."""
+        order = ("running", "failed", "interrupted", "waiting", "finished")
+        rows = sorted(self.rows.values(), key=lambda row: order.index(row.state))
+        counts = ", ".join(f"{n} {s}" for s in order if (n := sum(row.state == s for row in rows)))
+        table = Table("run", "state", "steps", "return", "time left", box=None, caption=counts, pad_edge=False)
+        for row in rows[:ROWS] if self.console.is_terminal else ():
+            step, fps, score = row.progress() if row.state != "waiting" else (0, float("nan"), float("nan"))
+            left = clock((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
+            shown = "–" if score != score else f"{score:.1f}"
+            state = f"[{STYLES[row.state]}]{row.state}[/]"
+            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", shown, left)
+        return table
+
+    def _summary(self) -> int:
+        states = [row.state for row in self.rows.values()]
+        for row in self.rows.values():
+            if row.state == "failed":
+                self.say(
+                    f"\nfailed: {row.planned.run.name}\n" + "\n".join(f"  {line}" for line in row.tail.split("\n"))
+                )
+        counts = ", ".join(f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted") if s in states)
+        self.say(f"{counts} of {len(states)} runs")
+        if "interrupted" in states:
+            self.say("start the same command again to finish the others")
+        return RUN_FAILED if "failed" in states else PREEMPTED if "interrupted" in states else DONE
+
+
+@dataclass(frozen=True)
+class Where:
+    """How a command line wants its suite run."""
+
+    launcher: str = "local"
+    address: str | None = None
+    jobs: int | None = None
+    dry_run: bool = False
+    reuse: Sequence[Path] = ()
+
+    @classmethod
+    def of(cls, args: Any) -> Where:
+        return cls(args.launcher, args.address, args.jobs, args.dry_run, [Path(p) for p in args.reuse])
+
+
+def chosen(suite: Suite, args: Any) -> Suite:
+    """The part of a suite, with the changes, that a command line asks for."""
+    part = suite.restricted(args.algos, args.envs).changed(args.set)
+    return replace(part, seeds=tuple(args.seeds)) if args.seeds else part
+
+
+def run(suite: Suite, out: Path, where: Where) -> int:
+    """Plans a suite and takes it to its end; a dry run says what would happen."""
+    if where.launcher not in LAUNCHERS:
+        raise unknown("launcher", where.launcher, LAUNCHERS)
+    problems: list[str] = []
+    planned = plan(suite.runs(), out, where.reuse, problems)
+    console = Console()
+    for problem in problems:
+        console.print(f"left out: {problem}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if where.dry_run:
+        describe(suite, planned, out, where, console)
+        return DONE
+    if where.jobs == 0:
+        return DONE
+    left = [p for p in planned if p.state != "finished"]
+    launcher = make_launcher(where.launcher if left else "local", suite.resources, out, where.jobs, where.address)
+    return Sweep(planned, launcher, out, suite.resources.cores, console).go()
+
+
+def describe(suite: Suite, planned: Sequence[Planned], out: Path, where: Where, console: Console) -> None:
+    """What a dry run says, and for Slurm the scripts it writes."""
+    say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
+    left = [p for p in planned if p.state != "finished"]
+    for line in cost.lines([p.run for p in left]) if left else ():
+        say(line)
+    say(f"{len(planned) - len(left)} of {len(planned)} runs are finished, {len(left)} are left")
+    if where.launcher == "slurm":
+        jobs = [job_for(p, out, suite.resources.cores) for p in left]
+        say(f"wrote {len(write_scripts(jobs, suite.resources, out / 'slurm'))} scripts to {out / 'slurm'}")
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """A list that fills when SIGINT or SIGTERM arrives."""
+    heard: list[int] = []
+    old = {s: signal.signal(s, lambda number, _: heard.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield heard
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

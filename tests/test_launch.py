@@ -1,0 +1,268 @@
+"""Suites carried out: pools, failures, a killed driver, Ray and Slurm; mostly with jobs that train nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tomli_w
+from rich.console import Console
+
+from maxinforl import cli
+from maxinforl.errors import BadInput
+from maxinforl.experiments import launch, sweep
+from maxinforl.experiments.launch import Job, Local, Slurm, make_launcher, slurm_parameters, tail, write_scripts
+from maxinforl.experiments.suite import Resources, parse_suite, plan
+from maxinforl.training.lock import RunLock, in_use
+
+TINY = {
+    "algorithms": ["sac"],
+    "environments": ["Pendulum-v1"],
+    "seeds": 2,
+    "settings": {
+        "steps": 200, "batch_size": 8, "eval_every": 50, "eval_episodes": 1, "log_every": 50, "save_every": 50,
+        "set": {"base.hidden": [8, 8]},
+    },
+}  # fmt: skip
+
+
+def job(folder: Path, name: str, code: str, **more) -> Job:
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    command = (sys.executable, "-c", code, str(folder / name))
+    return Job(name, command, folder / name, folder / "logs" / f"{name}.log", **more)
+
+
+def finish(launcher, count: int, seconds: float = 180.0) -> dict[str, launch.Done]:
+    done, deadline = {}, time.monotonic() + seconds
+    while len(done) < count and time.monotonic() < deadline:
+        done |= {d.job.name: d for d in launcher.poll()}
+        time.sleep(0.02)
+    return done
+
+
+def test_a_pool_runs_so_many_at_a_time(tmp_path):
+    launcher = Local(2)
+    for i in range(5):
+        launcher.submit(job(tmp_path, f"j{i}", "import time; time.sleep(0.2)"))
+    launcher.poll()
+    assert len(launcher.running()) == 2
+    assert {d.code for d in finish(launcher, 5).values()} == {0} and not launcher.running()
+
+
+def test_a_job_gets_its_threads_and_its_log(tmp_path):
+    launcher = Local(1)
+    launcher.submit(job(tmp_path, "j", "import os, sys; print(os.environ['NPROC']); sys.exit('why')", threads=3))
+    done = finish(launcher, 1)["j"]
+    assert done.code == 1 and done.tail == "3\nwhy"
+    assert tail(tmp_path / "absent.log") == ""
+
+
+def test_a_directory_in_use_is_waited_for(tmp_path):
+    launcher = Local(1)
+    launcher.submit(job(tmp_path, "j", "pass"))
+    with RunLock(tmp_path / "j"):
+        assert in_use(tmp_path / "j") and launcher.poll() == [] and not launcher.running()
+    assert not in_use(tmp_path / "j") and finish(launcher, 1)["j"].code == 0
+
+
+def test_stopping_asks_the_runs_to_save(tmp_path):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75)); print('up', flush=True); time.sleep(60)"
+    )
+    launcher = Local(1)
+    launcher.submit(job(tmp_path, "j", code))
+    while not tail(tmp_path / "logs" / "j.log"):
+        launcher.poll()
+        time.sleep(0.02)
+    launcher.stop()
+    assert finish(launcher, 1)["j"].code == 75
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_killed_driver_takes_its_runs_with_it(tmp_path):
+    driver = (
+        "import sys, time; from pathlib import Path; from maxinforl.experiments.launch import Job, start\n"
+        "code = 'import os, time; print(os.getpid(), flush=True); time.sleep(60)'\n"
+        "start(Job('j', (sys.executable, '-c', code), Path('.'), Path(sys.argv[1]))); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", driver, str(tmp_path / "log")])
+    while not tail(tmp_path / "log"):
+        time.sleep(0.05)
+    child = int(tail(tmp_path / "log"))
+    process.kill()
+    process.wait()
+    assert gone(child)
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# --- a suite of jobs that train nothing -----------------------------------------------------------------------
+
+FAKE = """
+import sys, time
+from pathlib import Path
+out = Path(sys.argv[1])
+with (out.parent / "starts").open("a") as file:
+    file.write("x")
+if "seed-1" in str(out):
+    print("it went"); print("wrong here"); sys.exit(3)
+if "seed-2" in str(out):
+    sys.exit(75)
+(out / "eval.csv").write_text("step,env_step,seed,mean_return\\n200,200,0,12.5\\n")
+(out / "metrics.jsonl").write_text('{"step": 200, "time/fps": 10.0}\\n')
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A sweep of four runs: one that finishes, one that fails, one that is preempted, one that finishes."""
+    monkeypatch.setattr(sweep, "job_for", lambda p, out, threads: job(out, p.run.name, FAKE, threads=threads))
+    runs = parse_suite({**TINY, "seeds": 4}, "tiny").runs()
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    return lambda: sweep.Sweep(plan(runs, tmp_path), Local(2), tmp_path, console=console, every=0.02)
+
+
+def test_a_failed_run_does_not_stop_the_others(fake):
+    one = fake()
+    assert one.go() == sweep.RUN_FAILED
+    assert [row.state for row in one.rows.values()] == ["finished", "failed", "interrupted", "finished"]
+    said = one.console.export_text()
+    assert "failed: sac/Pendulum-v1/seed-1\n  it went\n  wrong here" in said
+    assert "2 finished, 1 failed, 1 interrupted of 4 runs" in said
+
+
+def test_the_live_table_tells_state_steps_return_and_time(fake):
+    one = fake()
+    one.go()
+    row = one.rows["sac/Pendulum-v1/seed-0"]
+    assert row.progress() == (200, 10.0, 12.5)
+    one.console = Console(width=200, force_terminal=True, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    row.state, row.planned = (
+        "running",
+        replace(row.planned, run=replace(row.planned.run, settings=replace(row.planned.run.settings, steps=800))),
+    )
+    one.console.print(one.table())
+    text = one.console.export_text()
+    assert "200/800" in text and "12.5" in text and "0:01:00" in text and "1 running, 1 failed" in text
+
+
+def test_what_sweep_refuses(tmp_path, capsys):
+    path = tmp_path / "suite.toml"
+    path.write_text(tomli_w.dumps(TINY))
+    for flags in (["--launcher", "locale"], ["--jobs", "-1"], ["--address", "x"], ["--reuse", str(tmp_path / "no")]):
+        assert cli.main(["sweep", str(path), "--out", str(tmp_path / "out"), *flags]) == cli.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "did you mean 'local'" in said and "--jobs must be at least 1" in said and "add --launcher ray" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_timed_has_the_machine_to_itself():
+    launcher = make_launcher("local", Resources(alone=True), Path(), 8)
+    assert isinstance(launcher, Local) and launcher.jobs == 1
+
+
+# --- Slurm ----------------------------------------------------------------------------------------------------
+
+
+needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
+
+
+@needs_submitit
+def test_slurm_scripts_are_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    resources = {"cores": 3, "memory_gb": 5.0, "hours": 2.0, "gpus": 1.0, "slurm": {"partition": "long"}}
+    Path("suite.toml").write_text(tomli_w.dumps({**TINY, "resources": resources}))
+    assert cli.main(["sweep", "suite.toml", "--launcher", "slurm", "--dry-run", "--out", "out"]) == 0
+    scripts = sorted(Path("out/slurm").glob("*.sh"))
+    assert [s.stem for s in scripts] == ["sac_Pendulum-v1_seed-0", "sac_Pendulum-v1_seed-1"]
+    text = scripts[1].read_text()
+    for line in ("--cpus-per-task=3", "--mem=5GB", "--time=120", "--gpus-per-node=1", "--partition=long"):
+        assert f"#SBATCH {line}" in text
+    assert "export NPROC=3" in text and "-m maxinforl train --algo sac" in text
+    assert "--seed 1" in text and "--out out/sac/Pendulum-v1/seed-1 --resume" in text
+    subprocess.run(["bash", "-n", str(scripts[1])], check=True)
+    assert "wrote 2 scripts" in capsys.readouterr().out
+
+
+@needs_submitit
+def test_slurm_jobs_report_how_they_ended(tmp_path):
+    if not slurm_here():
+        with pytest.raises(BadInput, match="no Slurm"):
+            Slurm(Resources(), tmp_path / "slurm")
+    launcher = Slurm(Resources(), tmp_path / "slurm", cluster="local")
+    launcher.submit(job(tmp_path, "good", "pass"))
+    launcher.submit(job(tmp_path, "bad", "import sys; print('oh'); sys.exit(3)"))
+    done = finish(launcher, 2)
+    assert done["good"].code == 0 and (done["bad"].code, done["bad"].tail) == (3, "oh")
+    assert write_scripts([], Resources(), tmp_path) == [] and "partition" not in slurm_parameters(Resources())
+
+
+def slurm_here() -> bool:
+    return subprocess.run(["which", "srun"], capture_output=True).returncode == 0
+
+
+# --- the real thing -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    launcher = launch.Ray(1, Resources())
+    yield launcher
+    ray.shutdown()
+
+
+def test_a_killed_ray_worker_is_retried(cluster, tmp_path):
+    code = (
+        "import os, sys, time; from pathlib import Path; seen = Path(sys.argv[1]) / 'seen'\n"
+        "first = not seen.exists(); print(os.getppid(), flush=True); seen.touch()\n"
+        "time.sleep(60 if first else 0)"
+    )
+    cluster.submit(job(tmp_path, "j", code))
+    log = tmp_path / "logs" / "j.log"
+    while not tail(log):
+        time.sleep(0.05)
+    os.kill(int(tail(log)), signal.SIGKILL)
+    assert finish(cluster, 1)["j"].code == 0
+    assert len(log.read_text().split()) == 2
+
+
+def test_ray_and_a_killed_local_driver_give_the_same_curves(cluster, tmp_path, monkeypatch):
+    """The local driver is killed in the middle and started again: every run is finished once, as Ray finishes it."""
+    monkeypatch.chdir(tmp_path)
+    Path("suite.toml").write_text(tomli_w.dumps(TINY))
+    command = [sys.executable, "-m", "maxinforl", "sweep", "suite.toml", "--jobs", "1", "--out", "local"]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    first = Path("local/sac/Pendulum-v1/seed-0")
+    deadline = time.monotonic() + 120
+    while not list(first.glob("checkpoints/step-*")) and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    assert not (first.parent / "seed-1").exists()
+    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
+    runs = parse_suite(TINY, "tiny").runs()
+    one = sweep.Sweep(plan(runs, Path("ray")), cluster, Path("ray"), console=Console(quiet=True), every=0.05)
+    monkeypatch.setattr(cluster, "stop", lambda: None)  # the module's cluster lives on
+    assert one.go() == sweep.DONE
+    for name in ("seed-0", "seed-1"):
+        curves = [Path(kind, "sac/Pendulum-v1", name, "eval.csv").read_text() for kind in ("local", "ray")]
+        assert curves[0] == curves[1] and curves[0].count("\n") == 6
+    log = Path("local/logs/sac_Pendulum-v1_seed-0.log").read_text()
+    assert "resuming" in log
+    assert {p.state for p in plan(runs, Path("local"))} == {"finished"}

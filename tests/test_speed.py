@@ -1,0 +1,80 @@
+"""The roofline counts what it says it counts."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maxinforl import cli
+from maxinforl.experiments import speed
+from maxinforl.settings import Settings
+
+TINY = Settings(algo="sac", env="Pendulum-v1", batch_size=8, set=(("base.hidden", (16,)),))
+
+
+def test_products_are_counted_as_often_as_they_run():
+    w = jnp.ones((3, 3))
+    chain = lambda x: jax.lax.scan(lambda x, _: (x @ w, None), x, length=5)[0] @ w
+    found = speed.products(chain, jnp.ones((7, 3)))
+    assert sorted(p.times for p in found) == [1, 5]
+    assert sum(p.flop for p in found) == 6 * 2 * 7 * 3 * 3
+
+
+def test_a_product_whose_result_is_not_used_does_not_count():
+    assert speed.products(lambda x: (x @ x, x + 1)[1], jnp.ones((3, 3))) == []
+
+
+def test_a_convolution_counts_its_windows():
+    image, kernel = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 4))
+    convolve = lambda x, k: jax.lax.conv_general_dilated(
+        x, k, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    assert sum(p.flop for p in speed.products(convolve, image, kernel)) == 2 * 2 * 4 * 4 * 4 * 27
+
+
+@pytest.fixture(scope="module")
+def subject() -> speed.Subject:
+    return speed.Subject(TINY)
+
+
+def test_the_flop_of_sac_by_hand(subject):
+    """Hidden layer 16, batch 8, Pendulum (3 -> 1): critics 4-16-1, actor 3-16-2; multiply-adds per sample and row."""
+    critic_in, critic_out, actor_in, actor_out = 4 * 16, 16, 3 * 16, 16 * 2
+    # actor: action at s (with its gradient) and at s'; critics: targets at s', regression at s, the actor's at s
+    actor = 2 * (actor_in + actor_out) + (actor_in + actor_out) + actor_out
+    regression = 2 * (2 * (critic_in + critic_out) + critic_out)
+    target = 2 * (critic_in + critic_out)
+    through = 2 * (critic_in + critic_out) + 2 * (critic_out + critic_in)
+    assert subject.gflop * 1e9 == pytest.approx(2 * 8 * (actor + regression + target + through), rel=0.12)
+
+
+def test_one_dispatch_per_agent_step_is_counted(subject):
+    subject.step()
+    assert subject.dispatches() == 1
+    subject.step, step = lambda: (step(), step()), subject.step
+    assert subject.dispatches() == 2
+    subject.step = step
+
+
+def test_the_best_of_interleaved_repeats():
+    calls = []
+    best = speed.best({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, seconds=0)
+    assert calls == ["a", "b"] + ["a", "b"] * 3 and all(0 < ms < 10 for ms in best.values())
+
+
+def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
+    quick = speed.bench
+    monkeypatch.setattr(speed, "bench", lambda seeds: quick([TINY for _ in seeds], repeats=1, seconds=0.001))
+    assert cli.main(["bench", "speed", "--algos", "sac", "--no-start", "--json", str(tmp_path / "speed.json")]) == 0
+    (row,) = json.loads((tmp_path / "speed.json").read_text())
+    assert {"algo", "floor_ms", "update_ms", "step_ms", "gflop", "dispatches"} <= set(row)
+    assert row["algo"] == "sac" and row["dispatches"] == 1 and 0 < row["floor_ms"] < row["update_ms"] * 10
+    assert "update / floor" in capsys.readouterr().out
+    assert np.isfinite(row["matmul_gflops"])
+
+
+def test_an_unknown_algorithm_is_refused_before_anything_is_built(capsys):
+    assert cli.main(["bench", "speed", "--algos", "sax"]) == 2
+    assert "sac" in capsys.readouterr().err
