@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maxinforl.envs import Watchdog, episode_seed, make_pool
+from maxinforl.envs import Watchdog, episode_seed, make, make_pool
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.training.evaluate import EVALUATION, Evaluator
 
 TIMEOUT = 3.0  # seconds until a worker counts as hung
 
@@ -203,6 +204,18 @@ def test_workers_give_what_environments_in_this_process_give():
         pools[1].close()
 
 
+def test_workers_render():
+    pools = [make_pool("pixels/dmc/cartpole-balance", workers=w, image_size=16) for w in (False, True)]
+    try:
+        (one, steps), (other, others) = (play(pool, 2) for pool in pools)
+        assert one.shape == (1, 16, 16, 3) and one.std() > 0
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(steps[-1].obs, others[-1].obs)
+    finally:
+        for pool in pools:
+            pool.close()
+
+
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_worker_that_dies_or_hangs_is_restarted(how):
     pool = make_pool(Halves(how), num_envs=2, max_faults=1, workers=True, env_timeout=TIMEOUT)
@@ -290,3 +303,23 @@ def test_the_watchdog_names_what_hangs_and_nothing_else():
         assert said == []
         pool._call(0, time.sleep, 0.6)
     assert len(said) == 1 and "environment 0 (Brittle), episode 0, step 3 has hung for 0.2 s" in said[0]
+
+
+# ------------------------------------------------------------------ in evaluation
+
+
+def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
+    bad = episode_seed(EVALUATION, 1, 0)
+    makers = [lambda: Brittle(), lambda: Brittle([bad] if not made else [])]
+    made = []
+    envs = [make(maker()) for maker in makers]
+    made.append(1)
+    again = [lambda maker=maker: make(maker()) for maker in makers]
+    act = lambda obs: np.full((2, 1), 0.5, np.float32)
+    result = Evaluator(envs, 0, makers=again)(act, 0)
+    assert result.returns.tolist() == [5.0, 5.0] and result.lengths.tolist() == [5, 5]
+    stubborn = [lambda: make(Brittle()), lambda: make(Brittle([bad]))]
+    with pytest.raises(RunFailed, match=r"environment 1 of the evaluation \(Brittle\) raised OSError"):
+        Evaluator([m() for m in stubborn], 0, makers=stubborn)(act, 0)
+    with pytest.raises(RunFailed, match="simulator lost"):
+        Evaluator([m() for m in stubborn], 0)(act, 0)

@@ -13,7 +13,7 @@ from maxinforl import files
 from maxinforl.errors import missing_extra
 from maxinforl.training.evaluate import Evaluation
 
-SKIPPED = "train/skipped"  # the share of updates that were undone; its total counts agent steps
+SKIPPED, SKIPPED_TOTAL = "train/skipped", "train/skipped_total"  # the share of updates undone, and in agent steps
 EVAL_COLUMNS = "step,env_step,seed,mean_return,std_return,min_return,max_return,mean_length,episodes"
 
 
@@ -120,7 +120,7 @@ class Window:
             line |= {name: float(value) for name, value in zip(names, self.total / self.count)}
             if SKIPPED in line:
                 self.skipped += float(self.total[names.index(SKIPPED)])
-                line[SKIPPED + "_total"] = self.skipped
+                line[SKIPPED_TOTAL] = self.skipped
         self.count = 0
         return line
 

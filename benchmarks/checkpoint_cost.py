@@ -1,0 +1,92 @@
+"""What checkpoints cost: share of the wall time of a Pendulum-v1 run that saves every 1 000 steps.
+
+    python benchmarks/checkpoint_cost.py --rows 10000 500000 --steps 5000
+
+The replay is filled to the given number of rows first (without learning), so that a cost that grew with it would show.
+Prints, and appends to --log, one JSON line per size: seconds with and without checkpoints, the seconds for which
+training stood still, and the bytes of replay that a checkpoint wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+import maxinforl
+from maxinforl.replay import Transition
+from maxinforl.training import checkpoint
+from maxinforl.training.loop import Trainer
+from maxinforl.training.store import CheckpointStore
+
+EVERY = 1_000
+
+
+def filled(rows: int, steps: int, batch_size: int) -> Trainer:
+    """A trainer whose replay already holds `rows` transitions of random walks."""
+    agent = maxinforl.make(
+        "maxinfo-sac", "Pendulum-v1", eval_episodes=0, batch_size=batch_size, capacity=2 * (rows + steps)
+    )
+    trainer = agent._trainer(int(1.1 * (rows + steps)))
+    trainer.begin()
+    no, rng = np.zeros(1, bool), np.random.default_rng(0)
+    for _ in range(rows):
+        obs = rng.normal(size=(1, 3)).astype(np.float32)
+        action = rng.uniform(-1, 1, (1, 1)).astype(np.float32)
+        trainer.state, _ = trainer.program.collect(
+            trainer.state, Transition(action, np.zeros(1, np.float32), no, no, obs, obs, ~no)
+        )
+    trainer.step = rows
+    return trainer
+
+
+def seconds(trainer: Trainer, steps: int, store: CheckpointStore | None) -> tuple[float, float]:
+    """Of all the steps, and those among them that training stood still for a checkpoint."""
+    began, pause = time.perf_counter(), 0.0
+    for i in range(1, steps + 1):
+        trainer.advance()
+        if store is not None and i % EVERY == 0:
+            before = time.perf_counter()
+            checkpoint.save(trainer.members[0], store, {})
+            pause += time.perf_counter() - before
+    return time.perf_counter() - began, pause
+
+
+def measure(rows: int, steps: int, batch_size: int, where: Path) -> dict:
+    trainer, directory = filled(rows, 2 * steps, batch_size), Path(tempfile.mkdtemp(dir=where))
+    trainer.advance()  # compiles
+    with CheckpointStore(directory) as store:
+        checkpoint.save(trainer.members[0], store, {}, wait=True)  # the first one holds every row
+        plain, _ = seconds(trainer, steps, None)
+        checkpoint.save(trainer.members[0], store, {}, wait=True)
+        saving, pause = seconds(trainer, steps, store)
+        store.wait()
+        newest = max(directory.glob("replay/*"), key=lambda path: path.name)
+        line = {"rows": rows, "steps": steps, "plain_s": plain, "saving_s": saving, "pause_s": pause}
+        line |= {"share": saving / plain - 1, "pause_share": pause / plain, "segment_bytes": newest.stat().st_size}
+    shutil.rmtree(directory)
+    return line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 500_000])
+    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--where", type=Path, default=Path("."), help="a directory on the disk to measure")
+    parser.add_argument("--log", type=Path, default=Path("checkpoint_cost.jsonl"))
+    args = parser.parse_args()
+    for rows in args.rows:
+        line = measure(rows, args.steps, args.batch_size, args.where)
+        print(json.dumps(line), flush=True)
+        with args.log.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
