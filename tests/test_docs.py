@@ -10,6 +10,7 @@ import pytest
 
 import maxinforl
 from doc_blocks import PAGES, ROOT, blocks, run, shrink
+from maxinforl import cli
 from maxinforl.algorithms import CATALOGUE, algorithm
 from maxinforl.cli import parser
 from maxinforl.manual import commands_of
@@ -120,6 +121,19 @@ def test_reference_pages_are_those_of_the_code():
     """Where this fails: python tools/reference.py"""
     for file, text in runpy.run_path(str(ROOT / "tools" / "reference.py"))["pages"]().items():
         assert (ROOT / "docs" / "reference" / file).read_text() == text
+
+
+def test_errors_name_sections_that_exist(capsys):
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = set(re.findall(r'"([a-z/-]+\.md(?:#[a-z0-9-]+)?)"', source))
+    assert len(named) >= 8
+    for name in named:
+        page, _, anchor = name.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+        assert not anchor or anchor in slugs, name
+    assert cli.main(["train", "--env", "Pendulumm-v1"]) == 2
+    assert "(docs/environments.md#names)" in capsys.readouterr().err
 
 
 def test_the_paper_page_has_every_conflict():

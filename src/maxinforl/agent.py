@@ -295,10 +295,11 @@ def check_fit(strategy: Strategy, agent: Agent) -> None:
     """A pixel base wants images and the others vectors; looks at the environment, so that its errors come first."""
     pixels, images = strategy.base.encoder.pixels, len(agent.observation_space.shape) == 3
     if pixels and not images:
-        raise BadInput(f"{title(agent.settings)} learns from images: use pixels/{agent.settings.env}")
+        raise BadInput(f"{title(agent.settings)} learns from images: use pixels/{agent.settings.env}", "pixels.md")
     if images and not pixels:
         raise BadInput(
-            f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2"
+            f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2",
+            "pixels.md",
         )
 
 

@@ -221,10 +221,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return DONE
         return COMMANDS[args.command](args)
     except BadInput as error:
-        print(f"maxinforl: {error}", file=sys.stderr)
+        print(f"maxinforl: {error.said()}", file=sys.stderr)
         return BAD_INPUT
     except RunFailed as error:
-        print(f"maxinforl: {error}", file=sys.stderr)
+        print(f"maxinforl: {error.said()}", file=sys.stderr)
         return RUN_FAILED
     except BrokenPipeError:
         return DONE

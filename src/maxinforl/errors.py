@@ -4,12 +4,37 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class BadInput(ValueError):
+class Told(ValueError):
+    """One sentence for a person; `see` is the part of the documentation that says more."""
+
+    def __init__(self, sentence: str, see: str | None = None):
+        super().__init__(sentence)
+        self.see = see
+
+    def said(self) -> str:
+        """The sentence as the command line prints it."""
+        return str(self) + (f" (docs/{self.see})" if self.see else "")
+
+
+class BadInput(Told):
     """The request cannot work as written; nothing has been done yet (exit code 2)."""
 
 
-class RunFailed(ValueError):
+class RunFailed(Told):
     """A run that had begun could not go on; what it had is kept (exit code 3)."""
+
+
+EXTRAS = "environments.md#names"
+SECTIONS = {  # of the documentation, by what nobody knows
+    "algorithm": "reference/algorithms.md",
+    "base": "choosing.md#composing",
+    "exploration strategy": "choosing.md#composing",
+    "intrinsic reward": "choosing.md#composing",
+    "environment": "environments.md#names",
+    "setting": "quick-start.md#settings",
+    "preset": "quick-start.md#settings",
+    "figure": "evidence.md#figures-and-verdicts",
+}
 
 
 def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> BadInput:
@@ -25,9 +50,9 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
         sentence += ": did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
     elif options and len(options) <= 12:
         sentence += ": choose from " + ", ".join(options)
-    return BadInput(sentence + (f" {hint}" if hint else ""))
+    return BadInput(sentence + (f" {hint}" if hint else ""), SECTIONS.get(kind))
 
 
 def missing_extra(extra: str, purpose: str) -> BadInput:
     """The error for an optional dependency that is not installed."""
-    return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'")
+    return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'", EXTRAS)

@@ -23,6 +23,8 @@ FIXED = (
     *("preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
 )  # what the agent's arrays, the replay's rows or the task itself are made of
 
+CHANGING = "reliability.md#changing-settings-on-the-way"
+
 
 class Change(NamedTuple):
     name: str
@@ -59,7 +61,9 @@ def ask(runs: list[Path], given: Mapping[str, Any], override: bool) -> None:
         if found := changes(settings, given):
             if not override:
                 listed = "; ".join(map(str, found))
-                raise BadInput(f"{directory} was begun with other settings: {listed}; add --override to change them")
+                raise BadInput(
+                    f"{directory} was begun with other settings: {listed}; add --override to change them", CHANGING
+                )
             tables[directory] = changed(settings, strategy, table, found, at=last_step(directory))
     for directory, table in tables.items():
         with RunLock(directory):

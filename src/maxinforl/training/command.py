@@ -28,6 +28,7 @@ from maxinforl.training.run import Drive, Run
 from maxinforl.training.store import Checkpoint, CheckpointStore
 
 console = Console()
+OWN = "your-own.md#your-own-environment"
 
 
 def say(text: str) -> None:
@@ -165,7 +166,7 @@ def continue_runs(directories: list[Path]) -> bool:
     seeds, strategy = [settings for settings, _, _ in tables], tables[0][1]
     first = seeds[0]
     if not all(table.get("by_name", True) for _, _, table in tables):
-        raise BadInput(f"{directories[0]} was trained on an environment of your own: resume it from Python")
+        raise BadInput(f"{directories[0]} was trained on an environment of your own: resume it from Python", OWN)
     if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in tables):
         raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
