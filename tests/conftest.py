@@ -6,8 +6,11 @@ Set JAX_COMPILATION_CACHE_DIR yourself to keep it between sessions (tests/mutati
 
 import os
 import shutil
+import sys
 import tempfile
 from importlib.metadata import version
+
+import pytest
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 _own = None
@@ -21,6 +24,14 @@ _flags = "--xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
     _flags += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", _flags)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """A module's programs go with it: hundreds of them would fill the memory, and the disk still has them."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 def pytest_unconfigure():
