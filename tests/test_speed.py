@@ -22,6 +22,12 @@ def test_products_are_counted_as_often_as_they_run():
     assert sum(p.flop for p in found) == 6 * 2 * 7 * 3 * 3
 
 
+def test_a_product_written_twice_counts_once():
+    inner = jax.jit(lambda x, y: x @ y)
+    both = lambda x, y: inner(x, y) + jnp.dot(x, y) + inner(y, x)
+    assert sum(p.flop for p in speed.products(both, jnp.ones((3, 3)), jnp.ones((3, 3)))) == 2 * 2 * 3**3
+
+
 def test_a_product_whose_result_is_not_used_does_not_count():
     assert speed.products(lambda x: (x @ x, x + 1)[1], jnp.ones((3, 3))) == []
 

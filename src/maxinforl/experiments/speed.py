@@ -62,29 +62,61 @@ class Product:
 
 
 def products(function: Callable, *args: Any) -> list[Product]:
-    """Every product of a function that its outputs depend on, scans counted as often as they run."""
+    """Every product of a function that its outputs depend on, scans counted as often as they run.
+
+    One that is written twice with the same operands counts once, as the compiler computes it once.
+    """
     closed = jax.make_jaxpr(function)(*args)
     live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return list(_walk(live, 1))
+    count = Count()
+    count.walk(
+        live, [("input", i) for i in range(len(live.invars))], [("const", i) for i in range(len(live.constvars))]
+    )
+    return count.found
 
 
-def _walk(jaxpr: Any, times: int) -> Iterator[Product]:
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in PRODUCTS:
-            shapes = tuple((v.aval.shape, v.aval.dtype) for v in equation.invars)
-            yield Product(equation.primitive, tuple(equation.params.items()), shapes, times)
-        inside = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for inner in _inner(equation.params):
-            yield from _walk(inner, times * inside)
+class Count:
+    """Numbers the values of a program, so that equal ones have equal numbers, and collects its products."""
+
+    def __init__(self, times: int = 1):
+        self.times, self.found = times, list[Product]()
+        self.known: dict[Any, tuple[Any, ...]] = {}
+
+    def walk(self, jaxpr: Any, inputs: list[Any], constants: list[Any]) -> list[Any]:
+        """The numbers of the outputs, given those of the inputs."""
+        names = dict(zip(jaxpr.invars, inputs)) | dict(zip(jaxpr.constvars, constants))
+        number = lambda v: ("literal", str(v.val), str(v.aval)) if isinstance(v, core.Literal) else names[v]
+        for equation in jaxpr.eqns:
+            outputs = self.outputs(equation, [number(v) for v in equation.invars])
+            names |= dict(zip(equation.outvars, outputs))
+        return [number(v) for v in jaxpr.outvars]
+
+    def outputs(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        name, inner = equation.primitive.name, list(_inner(equation.params))
+        if len(inner) == 1 and name not in ("scan", "while", "cond") and len(inner[0][0].invars) == len(inputs):
+            jaxpr, constants = inner[0]
+            return self.walk(jaxpr, inputs, [("value", id(c)) for c in constants])
+        key = (name, str(equation.params), *inputs)
+        if key not in self.known:
+            self.known[key] = tuple((len(self.known), i) for i in range(len(equation.outvars)))
+            if name in PRODUCTS:
+                shapes = tuple((v.aval.shape, v.aval.dtype) for v in equation.invars)
+                self.found.append(Product(equation.primitive, tuple(equation.params.items()), shapes, self.times))
+            for jaxpr, _ in inner:
+                body = Count(self.times * (equation.params.get("length", 1) if name == "scan" else 1))
+                body.walk(jaxpr, [object() for _ in jaxpr.invars], [object() for _ in jaxpr.constvars])
+                self.found += body.found
+        return list(self.known[key])
 
 
-def _inner(params: dict[str, Any]) -> Iterator[Any]:
+def _inner(params: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """The programs inside an operation, with their constants."""
     for value in params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(item, core.ClosedJaxpr):
-                yield item.jaxpr
+                yield item.jaxpr, item.consts
             elif isinstance(item, core.Jaxpr):
-                yield item
+                yield item, [object() for _ in item.constvars]
 
 
 def floor(found: list[Product]) -> tuple[Callable, list]:
