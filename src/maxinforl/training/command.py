@@ -19,6 +19,7 @@ from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes, checkpoint
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
+from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
 from maxinforl.training.loop import Member, Trainer, check_memory
@@ -98,6 +99,8 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
     try:
         with Watchdog(trainer.settings.env_timeout, watched(trainer, runs)):
             finished = drive.until(steps)
+    except NotFinite:  # says itself what is kept
+        raise
     except RunFailed as error:
         kept = directories[0] if trainer.alone else directories[0].parent
         raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {kept})") from error
