@@ -47,8 +47,19 @@ def new_rows(member: Member, saved: list[int]) -> Rows:
     for lane, head in enumerate(int(h) for h in heads):
         first = max(saved[lane] - 1, head - rows + 1, 0)
         index = np.arange(first, head + 1) % rows
-        lanes.append(Lane(first, {name: np.array(column[(*at, lane, index)]) for name, column in columns.items()}))
+        lanes.append(Lane(first, {name: take(column, (*at, lane), index) for name, column in columns.items()}))
     return Rows(rows, lanes)
+
+
+def take(column: jax.Array, at: tuple[int, ...], index: np.ndarray) -> np.ndarray:
+    """A copy of some rows: through a view where they lie in the host's memory, else gathered by the device.
+
+    A gather is compiled for each number of rows, so that it takes a power of two of them.
+    """
+    if len(column.devices()) == 1 and next(iter(column.devices())).platform == "cpu":
+        return np.from_dlpack(column)[(*at, index)]
+    wanted = np.resize(index, 1 << (len(index) - 1).bit_length())
+    return np.array(column[(*at, wanted)])[: len(index)]
 
 
 def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
