@@ -1,10 +1,10 @@
 """What checkpoints cost: share of the wall time of a Pendulum-v1 run that saves every 1 000 steps.
 
-    python benchmarks/checkpoint_cost.py --rows 10000 500000 --steps 5000
+    python benchmarks/checkpoint_cost.py --rows 10000 500000 --steps 12000
 
 The replay is filled to the given number of rows first (without learning), so that a cost that grew with it would show.
-Prints, and appends to --log, one JSON line per size: seconds with and without checkpoints, the seconds for which
-training stood still, and the bytes of replay that a checkpoint wrote.
+Blocks of 1 000 steps with and without a checkpoint take turns. Prints, and appends to --log, one JSON line per size:
+median seconds of both, the seconds for which training stood still, and the bytes of replay that a checkpoint wrote.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ def filled(rows: int, steps: int, batch_size: int) -> Trainer:
     return trainer
 
 
-def seconds(trainer: Trainer, steps: int, store: CheckpointStore | None) -> tuple[float, float]:
-    """Of all the steps, and those among them that training stood still for a checkpoint."""
+def block(trainer: Trainer, store: CheckpointStore | None) -> tuple[float, float]:
+    """Seconds of `EVERY` steps, and those among them that training stood still for a checkpoint."""
     began, pause = time.perf_counter(), 0.0
-    for i in range(1, steps + 1):
+    if store is not None:
+        checkpoint.save(trainer.members[0], store, {})
+        pause = time.perf_counter() - began
+    for _ in range(EVERY):
         trainer.advance()
-        if store is not None and i % EVERY == 0:
-            before = time.perf_counter()
-            checkpoint.save(trainer.members[0], store, {})
-            pause += time.perf_counter() - before
     return time.perf_counter() - began, pause
 
 
 def measure(rows: int, steps: int, batch_size: int, where: Path) -> dict:
-    trainer, directory = filled(rows, 2 * steps, batch_size), Path(tempfile.mkdtemp(dir=where))
+    """Blocks with and without a checkpoint in turn, so that noise falls on both alike."""
+    trainer, directory = filled(rows, steps, batch_size), Path(tempfile.mkdtemp(dir=where))
     trainer.advance()  # compiles
     with CheckpointStore(directory) as store:
         checkpoint.save(trainer.members[0], store, {}, wait=True)  # the first one holds every row
-        plain, _ = seconds(trainer, steps, None)
-        checkpoint.save(trainer.members[0], store, {}, wait=True)
-        saving, pause = seconds(trainer, steps, store)
+        times = [block(trainer, store if i % 2 else None) for i in range(steps // EVERY)]
         store.wait()
         newest = max(directory.glob("replay/*"), key=lambda path: path.name)
-        line = {"rows": rows, "steps": steps, "plain_s": plain, "saving_s": saving, "pause_s": pause}
-        line |= {"share": saving / plain - 1, "pause_share": pause / plain, "segment_bytes": newest.stat().st_size}
+        written = newest.stat().st_size
     shutil.rmtree(directory)
-    return line
+    plain, saving = (float(np.median([t for t, _ in times[i::2]])) for i in (0, 1))
+    pause = float(np.median([p for _, p in times[1::2]]))
+    line = {"rows": rows, "blocks": len(times), "plain_s": plain, "saving_s": saving, "pause_s": pause}
+    return line | {"share": saving / plain - 1, "pause_share": pause / plain, "segment_bytes": written}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 500_000])
-    parser.add_argument("--steps", type=int, default=5_000)
+    parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--where", type=Path, default=Path("."), help="a directory on the disk to measure")
     parser.add_argument("--log", type=Path, default=Path("checkpoint_cost.jsonl"))

@@ -99,19 +99,23 @@ def live(args: argparse.Namespace, life: int) -> int:
 
 
 def verdict(args: argparse.Namespace) -> bool:
-    """Whether memory stayed within 5 % and the number of open files within 3, from the first minute of each life on."""
-    lines = [json.loads(line) for line in args.log.read_text().splitlines()]
-    by_life: dict[int, list[dict]] = {}
-    for line in lines:
-        by_life.setdefault(line["life"], []).append(line)
-    settled = [line for life in by_life.values() for line in life if line["time"] - life[0]["time"] >= 60]
-    if not settled:
-        print("too short to say anything of memory and files")
-        return True
-    rss, handles = ([line[name] for line in settled] for name in ("rss", "files"))
-    growth = np.median(rss[-len(rss) // 4 :]) / np.median(rss[: max(1, len(rss) // 4)]) - 1
-    print(f"memory {growth:+.1%} from first to last quarter; files {min(handles)} to {max(handles)}; last {lines[-1]}")
-    return abs(growth) < 0.05 and max(handles) - min(handles) <= 3
+    """Whether memory stayed within 5 % and the number of open files within 3, after the first minute of each life."""
+    lives: dict[int, list[dict]] = {}
+    for line in args.log.read_text().splitlines():
+        lives.setdefault(json.loads(line)["life"], []).append(json.loads(line))
+    flat = True
+    for life, lines in lives.items():
+        settled = [line for line in lines if line["time"] - lines[0]["time"] >= 60]
+        if not settled:
+            print(f"life {life} was too short to say anything of its memory and files")
+            continue
+        rss, handles = ([line[name] for line in settled] for name in ("rss", "files"))
+        print(
+            f"life {life}, steps {lines[0]['step']} to {lines[-1]['step']}: memory {min(rss) / 1e6:.0f} to "
+            f"{max(rss) / 1e6:.0f} MB, files {min(handles)} to {max(handles)}, faults so far {lines[-1]['faults']}"
+        )
+        flat &= max(rss) <= 1.05 * min(rss) and max(handles) - min(handles) <= 3
+    return flat
 
 
 def main() -> int:

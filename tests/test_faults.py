@@ -1,5 +1,6 @@
 """Environments that break: made anew, their episode cut, counted, and the run ended when there are too many."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -219,14 +220,19 @@ def test_workers_render():
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_worker_that_dies_or_hangs_is_restarted(how):
     pool = make_pool(Halves(how), num_envs=2, max_faults=1, workers=True, env_timeout=TIMEOUT)
+    handles = lambda: len(os.listdir("/proc/self/fd"))
+    gc.disable()  # handles come back at once, not when Python next looks for cycles
+    before = handles()
     try:
         _, steps = play(pool, 4)
         check_cut(pool, steps)
+        assert handles() == before
         assert {"exit": "ended with code 7", "hang": "did not answer within 3 s"}[how] in pool.told[0]
         pool.envs[0]._process.kill()  # type: ignore[attr-defined]
         with pytest.raises(RunFailed, match=r"environment 0 \(Brittle\), episode 0, step 5: .* killed by SIGKILL"):
             pool.step(np.zeros((2, 1)))
     finally:
+        gc.enable()
         pool.close()
 
 

@@ -82,9 +82,10 @@ class Worker(gym.Env):
         return self._receive(self.timeout)
 
     def close(self) -> None:
-        self._ask("close")
-        self._process.join(GRACE)
-        self._kill()
+        if not self._pipe.closed:
+            self._ask("close")
+            self._process.join(GRACE)
+            self._kill()
 
     def _ask(self, command: str, argument: Any = None) -> None:
         with suppress(OSError):  # a worker that is gone is noticed when its answer is missing
@@ -103,6 +104,8 @@ class Worker(gym.Env):
         return value
 
     def _end(self) -> str:
+        if self._pipe.closed:
+            return "is gone"
         self._process.join(GRACE)
         code = self._process.exitcode
         self._kill()
@@ -111,8 +114,11 @@ class Worker(gym.Env):
         return f"ended with code {code}" if code is not None else "closed its pipe"
 
     def _kill(self) -> None:
+        """Ends the process for good, and gives its handles back at once."""
         self._process.kill()
         self._process.join()
+        _running.discard(self._process)
+        self._process.close()
         self._pipe.close()
 
 
