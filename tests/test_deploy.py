@@ -103,6 +103,12 @@ def test_files_that_were_changed_are_refused(bundled, tmp_path):
     (folder / "weights.npz").write_bytes(weights)
     with pytest.raises(ValueError, match=r"weights.npz is not the file"):
         runner.Policy(folder)
+    said = subprocess.run([sys.executable, folder / "policy.py"], capture_output=True, text=True)
+    assert said.returncode == 1 and said.stderr.startswith("policy.py: weights.npz is not") and said.stdout == ""
+    copied(bundled, tmp_path)
+    (folder / "policy.py").write_text((folder / "policy.py").read_text().replace("np.tanh", "np.sin"))
+    with pytest.raises(ValueError, match=r"policy.py is not the file"):
+        runner.Policy(folder)
     copied(bundled, tmp_path)
     text = (folder / "contract.json").read_text()
     (folder / "contract.json").write_text(text.replace("7.0", "70.0"))

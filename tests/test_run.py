@@ -373,10 +373,16 @@ def test_predict_takes_one_or_many_and_gives_native_actions():
     assert noisy.std() > 0.1 and np.abs(noisy).max() <= 2.0 and np.abs(noisy).max() > 1.0
     with pytest.raises(ValueError, match=r"shape \(2,\)"):
         agent.predict(np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="not finite"):
+        agent.predict(np.array([0.0, np.nan], np.float32))
+    with pytest.raises(BadInput, match="episodes must be at least 1"):
+        agent.evaluate(0)
 
 
 def test_saved_and_loaded_predicts_bit_identically(tmp_path):
     agent = make().learn(40, out=tmp_path / "run")
+    with pytest.raises(BadInput, match="checkpoints of its own"):
+        agent.save(tmp_path / "run")
     agent.save(tmp_path / "saved")
     obs = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
     expected = agent.predict(obs, deterministic=True)[0]
@@ -528,6 +534,25 @@ def test_bad_input_is_one_sentence_before_anything_is_written(tmp_path, monkeypa
     said = capsys.readouterr()
     assert words in said.err and said.err.count("\n") == 1 and said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(capsys):
+    assert cli.main(["trian"]) == 2
+    assert "did you mean 'train'" in capsys.readouterr().err
+
+
+def test_a_bare_install_still_knows_its_environments(monkeypatch, capsys):
+    """Without dm_control: names are listed, and a misspelt one is answered with the nearest."""
+    monkeypatch.setitem(sys.modules, "dm_control", None)
+    assert cli.main(["list", "--envs"]) == 0
+    listed = capsys.readouterr().out
+    assert "jax/mountain-car" in listed and "dmc/" not in listed
+    assert cli.main(["train", "--env", "Pendulm-v1"]) == 2
+    assert "'Pendulum-v1'" in capsys.readouterr().err
+    assert cli.main(["completion", "bash"]) == 0
+    assert "pendulum-hanging" in capsys.readouterr().out
+    assert cli.main(["train", "--env", "dmc/walker-run"]) == 2
+    assert "maxinforl[dmc]" in capsys.readouterr().err
 
 
 def test_a_directory_that_holds_a_run_is_kept(tmp_path, capsys):

@@ -109,7 +109,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(change, said):
 
 
 def test_files_and_restrictions_that_do_not_fit(tmp_path):
-    with pytest.raises(BadInput, match="not a suite file"):
+    with pytest.raises(BadInput, match="does not exist"):
         read_suite(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("algorithms = [")
     with pytest.raises(BadInput, match="not valid TOML"):

@@ -23,7 +23,7 @@ from maxinforl.core.update import INIT, Program, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, resolve, title
+from maxinforl.settings import Settings, check_count, resolve, title
 from maxinforl.training.compiled import CompiledTrainer, is_pure
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.loop import Trainer, agent_arrays, agent_from, spec_of
@@ -107,6 +107,7 @@ class Agent:
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Returns and lengths of deterministic episodes in environments of their own."""
+        check_count("episodes", episodes, 1)
         evaluator = self._evaluator(replace(self.settings, eval_episodes=episodes))
         if evaluator is None:
             raise BadInput("evaluation needs an environment that can be made anew: pass eval_env= or a factory")
@@ -161,6 +162,8 @@ class Agent:
             raise BadInput(f"an observation has shape {self.spec.obs}, or a batch of them, not {obs.shape}")
         program, agent, now = self._acting()
         batch = np.array(batch, self.observation_space.dtype)
+        if not np.isfinite(batch).all():
+            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
         if deterministic:
             action = program.act(agent, batch, now)
         else:
@@ -208,6 +211,8 @@ class Agent:
 
     def save(self, directory: str | Path) -> None:
         """Writes agent.safetensors: weights, optimisers, normalisers and the configuration. No pickle."""
+        if (Path(directory) / "config.toml").exists():
+            raise BadInput(f"{directory} is the directory of a run, which has checkpoints of its own: name another")
         _, state, now = self._acting()
         meta = {
             "format": FORMAT,

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, unknown
 from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
@@ -26,6 +26,8 @@ class Parser(argparse.ArgumentParser):
             wrong = message.split(": ")[1].split()[0]
             near = get_close_matches(wrong.split("=")[0], self.flags(), n=1)
             message = f"unknown flag '{wrong}'" + (f": did you mean '{near[0]}'?" if near else "")
+        if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
+            raise unknown("command", match[1], COMMANDS)
         raise BadInput(re.sub(r"^argument [^:]*: ", "", message))
 
     def flags(self) -> list[str]:

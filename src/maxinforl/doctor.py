@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from maxinforl.envs import gl
 from maxinforl.settings import Settings
@@ -26,6 +26,8 @@ EXTRAS = {
     "tensorboard": "tensorboardX",
     "wandb": "wandb",
     "onnx": "onnxruntime",
+    "ray": "ray",
+    "slurm": "submitit",
 }
 FRAME = "from maxinforl.envs import make; make('pixels/dmc/cartpole-swingup').reset(seed=0)"
 
@@ -48,7 +50,7 @@ def checks(replay_bytes: int = 0) -> list[Check]:
 
 def main(console: Console, replay_bytes: int = 0) -> int:
     """Prints the report; 1 if the default command would fail here, else 0."""
-    table = Table("check", "", "found", "what to do")
+    table = Table("check", "", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
     found = checks(replay_bytes)
     for check in found:
         mark = "[green]ok[/]" if check.ok else "[red]fails[/]" if check.required else "[yellow]missing[/]"

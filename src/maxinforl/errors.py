@@ -33,6 +33,7 @@ SECTIONS = {  # of the documentation, by what nobody knows
     "environment": "environments.md#names",
     "setting": "quick-start.md#settings",
     "preset": "quick-start.md#settings",
+    "command": "reference/cli.md",
     "figure": "evidence.md#figures-and-verdicts",
 }
 
@@ -55,4 +56,5 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
 
 def missing_extra(extra: str, purpose: str) -> BadInput:
     """The error for an optional dependency that is not installed."""
-    return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'", EXTRAS)
+    see = {"onnx": "deployment.md", "ray": "evidence.md#launchers", "slurm": "evidence.md#launchers"}.get(extra, EXTRAS)
+    return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'", see)

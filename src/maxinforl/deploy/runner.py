@@ -27,9 +27,9 @@ class Policy:
     def __init__(self, directory: str | Path = Path(__file__).parent):
         folder = Path(directory)
         self.contract = read_contract(folder / "contract.json")
-        data = (folder / "weights.npz").read_bytes()
-        if hashlib.sha256(data).hexdigest() != self.contract["sha256"]["weights.npz"]:
-            raise ValueError("weights.npz is not the file that contract.json describes: export the policy again")
+        for name, seal in self.contract["sha256"].items():
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != seal:
+                raise ValueError(f"{name} is not the file that contract.json describes: export the policy again")
         with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
             self.weights = {name: arrays[name] for name in arrays.files}
         observation, action = self.contract["observation"], self.contract["action"]
@@ -123,7 +123,10 @@ def latency(act, observation: np.ndarray, count: int = 1000) -> tuple[float, flo
 
 
 def main() -> None:
-    policy = Policy(sys.argv[1]) if len(sys.argv) > 1 else Policy()
+    try:
+        policy = Policy(sys.argv[1]) if len(sys.argv) > 1 else Policy()
+    except (OSError, ValueError) as error:
+        sys.exit(f"policy.py: {error}")
     zeros = np.zeros(policy.shape, policy.dtype)
     median, high = latency(policy, zeros, 20 if policy.strides else 1000)
     print(f"{policy.contract['algorithm']} on {policy.contract['environment']}: files are whole")

@@ -96,8 +96,9 @@ def catalogue() -> dict[str, str]:
 
 
 def dmc_catalogue() -> dict[str, str]:
+    from maxinforl.envs.dmc import tasks
+
     try:
-        from maxinforl.envs.dmc import tasks
-    except BadInput:
+        return {DMC + name: line for name, line in tasks().items()}
+    except BadInput:  # the extra is not installed
         return {}
-    return {DMC + name: line for name, line in tasks().items()}

@@ -329,7 +329,7 @@ def _distinct(runs: Sequence[SuiteRun]) -> None:
 def read_suite(path: str | os.PathLike[str]) -> Suite:
     """The suite in a TOML file, or a sentence that says what is wrong with it."""
     if not Path(path).is_file():
-        raise BadInput(f"{path} is not a suite file: name a TOML file")
+        raise BadInput(f"{path} does not exist or is not a file: name the TOML file of a suite", "evidence.md#suites")
     return parse_suite(files.read_toml(path), Path(path).stem)
 
 

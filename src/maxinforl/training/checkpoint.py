@@ -57,7 +57,7 @@ def take(column: jax.Array, at: tuple[int, ...], index: np.ndarray) -> np.ndarra
     A gather is compiled for each number of rows, so that it takes a power of two of them.
     """
     if len(column.devices()) == 1 and next(iter(column.devices())).platform == "cpu":
-        return np.from_dlpack(column)[(*at, index)]
+        return np.from_dlpack(column)[(*at, index)]  # type: ignore[arg-type]
     wanted = np.resize(index, 1 << (len(index) - 1).bit_length())
     return np.array(column[(*at, wanted)])[: len(index)]
 

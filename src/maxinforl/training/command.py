@@ -141,7 +141,7 @@ def show(member: Member, directory: Path) -> None:
 def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
     """Continues every unfinished run of a directory, with settings changed where that was asked for and allowed."""
     if not holds_run(directory):
-        raise BadInput(f"{directory} holds no run: there is no config.toml in it")
+        raise BadInput(f"{directory} holds no run: give the directory that `train --out` named, with its config.toml")
     if (directory / "config.toml").exists():
         seeds = read_run(directory)[2].get("together")
         if seeds:
