@@ -14,12 +14,13 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 
 import maxinforl
-from maxinforl.replay import Transition
 from maxinforl.training import checkpoint
 from maxinforl.training.loop import Trainer
 from maxinforl.training.store import CheckpointStore
@@ -34,13 +35,13 @@ def filled(rows: int, steps: int, batch_size: int) -> Trainer:
     )
     trainer = agent._trainer(int(1.1 * (rows + steps)))
     trainer.begin()
-    no, rng = np.zeros(1, bool), np.random.default_rng(0)
-    for _ in range(rows):
-        obs = rng.normal(size=(1, 3)).astype(np.float32)
-        action = rng.uniform(-1, 1, (1, 1)).astype(np.float32)
-        trainer.state, _ = trainer.program.collect(
-            trainer.state, Transition(action, np.zeros(1, np.float32), no, no, obs, obs, ~no)
-        )
+    replay, rng = trainer.state.replay, np.random.default_rng(0)
+    obs = jnp.array(rng.normal(size=replay.obs.shape), jnp.float32)
+    action = jnp.array(rng.uniform(-1, 1, replay.action.shape), jnp.float32)
+    starts = jnp.arange(replay.rows, dtype=jnp.int32)[None]
+    counts = {"head": replay.head + rows, "pushed": replay.pushed + rows}
+    full = replace(replay, obs=obs, action=action, starts=starts, age=starts + 0, **counts)
+    trainer.state = replace(trainer.state, replay=full)
     trainer.step = rows
     return trainer
 
