@@ -264,6 +264,7 @@ FIXED = [
     ({"algo": "redq"}, "cannot change within a run"),
     ({"num_envs": 4}, "--num-envs"),
     ({"seed": 1}, "--seed"),
+    ({"loop": "host"}, "--loop"),
     ({"capacity": 7}, "--capacity"),
     ({"image_size": 7}, "--image-size"),
     ({"frame_stack": 7}, "--frame-stack"),
@@ -283,6 +284,15 @@ def test_a_change_of_shape_is_refused_before_anything_is_written(tmp_path, capsy
     assert cli.main(["resume", str(tmp_path / "run"), "--set", "base.hidden=[9,9]", "--override"]) == 2
     assert "shape of the agent" in capsys.readouterr().err
     assert (tmp_path / "run/config.toml").read_bytes() == before
+
+
+def test_a_window_of_other_metrics_begins_anew():
+    """As after `resume --on-nan skip --override`, which adds a metric in the middle of a window."""
+    window = Window()
+    window.add(np.ones(2, np.float32))
+    window.add(np.full(3, 4.0, np.float32))
+    window.add(np.full(3, 6.0, np.float32))
+    assert window.count == 2 and window.total.tolist() == [10.0, 10.0, 10.0]
 
 
 # ------------------------------------------------------------------ files

@@ -62,7 +62,8 @@ class Agent:
         run = Run(trainer.members[0], self._evaluator(settings), directory)
         drive = Drive(trainer, [run], bar)
         try:
-            drive.until(last)
+            if not drive.until(last):
+                warnings.warn(f"learning stopped at step {trainer.step} of {last}, before its end", stacklevel=2)
         finally:
             drive.close()
         self.evaluations = run.evaluations

@@ -20,7 +20,7 @@ from maxinforl.training.store import CheckpointStore
 
 FIXED = (
     *("algo", "base", "explore", "intrinsic", "env", "env_arg", "seed", "num_envs", "capacity", "uncertainty"),
-    *("preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
+    *("loop", "preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
 )  # what the agent's arrays, the replay's rows or the task itself are made of
 
 CHANGING = "reliability.md#changing-settings-on-the-way"

@@ -15,7 +15,7 @@ from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, Replay
 from maxinforl.training import guard
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
-from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
+from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
 COLUMNS = ("obs", "action", "reward", "end", "age")
 
@@ -71,6 +71,8 @@ def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
     for step in sorted(common, reverse=True):
         try:
             found = [store.load(step) for store in stores]
+        except NewerFormat:
+            raise
         except BadInput as problem:
             problems.append(f"{problem}; going back to an earlier step")
             continue

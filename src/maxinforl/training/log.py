@@ -100,7 +100,9 @@ class Window:
         self.returns, self.lengths, self.finished = np.zeros(0), np.zeros(0), 0
 
     def add(self, metrics: np.ndarray) -> None:
-        self.total = metrics.astype(np.float64) if self.count == 0 else self.total + metrics
+        if self.count == 0 or self.total.shape != metrics.shape:  # other metrics, since a setting changed on resume
+            self.total, self.count = np.zeros(metrics.shape), 0
+        self.total = self.total + metrics
         self.count += 1
 
     def episode(self, ret: float, length: int) -> None:
