@@ -423,12 +423,14 @@ def test_seeds_of_real_runs_are_one_label_and_tasks_are_told_apart(tmp_path):
     assert "Pendulum-v1 (action_cost=0.5)" in titles and "Pendulum-v1 (action_cost=0.0)" in titles
 
 
-def test_published_results_are_two_algorithms_on_three_tasks():
-    summary = summarise(
-        find_runs([Path(__file__).parent.parent / "results" / d for d in ("mountain-car", "pendulum-hanging")])
-    )
-    assert summary.labels == ["maxinfo-sac", "sac"]
-    assert len([chart for chart in summary.charts if chart.tab == "curves"]) == 3 and not summary.problems
+def test_published_results_are_read_without_a_problem():
+    results = Path(__file__).parent.parent / "results"
+    for task, charts in (("mountain-car", 1), ("pendulum-hanging", 2)):
+        summary = summarise(find_runs([results / task]))
+        assert summary.labels == sorted(
+            path.name for path in (results / task).iterdir() if path.is_dir() and not path.name.endswith("-terminal")
+        )
+        assert len([chart for chart in summary.charts if chart.tab == "curves"]) == charts and not summary.problems
 
 
 def test_the_command_exports_figures_beside_the_page(suite, tmp_path, capsys):
