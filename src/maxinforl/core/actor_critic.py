@@ -21,7 +21,7 @@ from maxinforl.core.optimizer import descend
 from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.core.schedules import Linear
-from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shaping, Spec, stop
+from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shape, Shaping, Spec, stop
 from maxinforl.errors import BadInput, unknown
 
 
@@ -153,9 +153,9 @@ class ActorCritic:
     def preprocess(self, batch: Batch, key: Array) -> Batch:
         return self.encoder.augment(batch, key)
 
-    def latents(self, s: Learner, batch: Batch) -> Latents:
+    def latents(self, s: Learner, batch: Batch, features: Array | None = None) -> Latents:
         """What an intrinsic model may see of the batch, through the slow critic's trunk."""
-        features = self.features(s, batch.obs)
+        features = self.features(s, batch.obs) if features is None else features
         z = self.encoder.trunk(s.slow.critic.trunk, features)
         next_z = self.encoder.trunk(s.slow.critic.trunk, self.features(s, batch.one.next_obs))
         return stop(Latents(z, batch.action, batch.one.reward, next_z, self.encoder.extra(features)))
@@ -193,23 +193,25 @@ class ActorCritic:
         return stop(jnp.stack([b.reward + b.discount * v for b, v in zip(backups, values)]))
 
     def critic_step(
-        self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping = PLAIN
-    ) -> tuple[Learner, Metrics]:
+        self, s: Learner, batch: Batch, key: Array, clock: Clock, shape: Shape = lambda _: PLAIN
+    ) -> tuple[Learner, Metrics, Latents]:
+        """One step of all critics and the encoder; one pass over the observations serves the loss and the latents."""
         k_target, k_dropout = jax.random.split(key)
-        y = self.target(s, batch, latents, k_target, clock, shaping)
+        features, to_encoder = jax.vjp(lambda encoder: self.encoder.features(encoder, batch.obs), s.params.encoder)
+        latents = self.latents(s, batch, features)
+        y = self.target(s, batch, latents, k_target, clock, shape(latents))
 
-        def loss(value):
-            encoder, critic = value
-            q = self.q(critic, self.encoder.features(encoder, batch.obs), batch.action, k_dropout)
+        def loss(critic, features):
+            q = self.q(critic, features, batch.action, k_dropout)
             return jnp.square(q - y[:, None]).mean((1, 2)).sum(), q
 
-        value = (s.params.encoder, s.params.critic)
-        (error, q), grads = jax.value_and_grad(loss, has_aux=True)(value)
+        (error, q), (by_critic, by_features) = jax.value_and_grad(loss, (0, 1), has_aux=True)(s.params.critic, features)
+        grads, value = (*to_encoder(by_features), by_critic), (s.params.encoder, s.params.critic)
         (encoder, critic), opt = descend(self.optimizer, grads, s.value_opt, value)
         params = Params(encoder, critic, s.params.actor)
         slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)
         metrics = {"train/critic_loss": error, "train/q": q[0].mean()}
-        return replace(s, params=params, slow=slow, value_opt=opt), metrics
+        return replace(s, params=params, slow=slow, value_opt=opt), metrics, latents
 
     # ------------------------------------------------------------ policy improvement
 

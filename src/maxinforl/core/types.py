@@ -94,6 +94,7 @@ class Shaping(NamedTuple):
 
 
 PLAIN = Shaping()
+Shape = Callable[[Latents], Shaping]  # what a strategy says once it has seen the batch
 
 
 class Improvement(NamedTuple):

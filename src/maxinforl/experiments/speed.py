@@ -39,7 +39,8 @@ class Product:
     primitive: Any
     params: tuple[tuple[str, Any], ...]
     shapes: tuple[tuple[tuple[int, ...], Any], ...]
-    times: int
+    times: int = 1
+    varying: tuple[bool, ...] = (True, True)  # which operands change from one time to the next
 
     @property
     def flop(self) -> float:
@@ -56,9 +57,21 @@ class Product:
     def run(self, *operands: Any) -> Any:
         return self.primitive.bind(*operands, **dict(self.params))
 
+    def loop(self, *operands: Any) -> Any:
+        """All times, as the program does them: one after the other."""
+        if self.times == 1:
+            return self.run(*operands)
+        varying = [x for x, varies in zip(operands, self.varying) if varies]
+        return jax.lax.map(lambda now: self.run(*_merged(operands, self.varying, list(now))), varying)
+
     def operands(self, key: jax.Array) -> tuple[jax.Array, ...]:
         keys = jax.random.split(key, len(self.shapes))
-        return tuple(jax.random.normal(k, shape, dtype) for k, (shape, dtype) in zip(keys, self.shapes))
+        lead = [(self.times,) if varies and self.times > 1 else () for varies in self.varying]
+        return tuple(jax.random.normal(k, (*n, *s), dtype) for k, n, (s, dtype) in zip(keys, lead, self.shapes))
+
+
+def _merged(operands: tuple[Any, ...], varying: tuple[bool, ...], now: list[Any]) -> list[Any]:
+    return [now.pop(0) if varies else x for x, varies in zip(operands, varying)]
 
 
 def products(function: Callable, *args: Any) -> list[Product]:
@@ -81,6 +94,7 @@ class Count:
     def __init__(self, times: int = 1):
         self.times, self.found = times, list[Product]()
         self.known: dict[Any, tuple[Any, ...]] = {}
+        self.varying = set[Any]()  # numbers of what changes from one turn of a loop to the next
 
     def walk(self, jaxpr: Any, inputs: list[Any], constants: list[Any]) -> list[Any]:
         """The numbers of the outputs, given those of the inputs."""
@@ -99,14 +113,25 @@ class Count:
         key = (name, str(equation.params), *inputs)
         if key not in self.known:
             self.known[key] = tuple((len(self.known), i) for i in range(len(equation.outvars)))
+            varying = tuple(x in self.varying for x in inputs)
+            if any(varying):
+                self.varying.update(self.known[key])
             if name in PRODUCTS:
                 shapes = tuple((v.aval.shape, v.aval.dtype) for v in equation.invars)
-                self.found.append(Product(equation.primitive, tuple(equation.params.items()), shapes, self.times))
+                params = tuple(equation.params.items())
+                self.found.append(Product(equation.primitive, params, shapes, self.times, varying))
             for jaxpr, _ in inner:
-                body = Count(self.times * (equation.params.get("length", 1) if name == "scan" else 1))
-                body.walk(jaxpr, [object() for _ in jaxpr.invars], [object() for _ in jaxpr.constvars])
-                self.found += body.found
+                self.found += self.inside(jaxpr, equation.params if name == "scan" else {}, varying)
         return list(self.known[key])
+
+    def inside(self, jaxpr: Any, scan: dict[str, Any], varying: tuple[bool, ...]) -> list[Product]:
+        """The products of a program within this one; those of a scan happen once per turn."""
+        body = Count(self.times * scan.get("length", 1))
+        inputs, constants = [object() for _ in jaxpr.invars], [object() for _ in jaxpr.constvars]
+        same = [x for x, varies in zip(inputs[: scan.get("num_consts", 0)], varying) if not varies]
+        body.varying = set(inputs) - set(same) if scan or self.times > 1 else set()
+        body.walk(jaxpr, inputs, constants)
+        return body.found
 
 
 def _inner(params: dict[str, Any]) -> Iterator[tuple[Any, list[Any]]]:
@@ -125,7 +150,7 @@ def floor(found: list[Product]) -> tuple[Callable, list]:
     operands = [p.operands(jax.random.fold_in(key, i)) for i, p in enumerate(found)]
 
     def run(operands):
-        return [p.run(*o) for p, o in zip(found, operands)]
+        return [p.loop(*o) for p, o in zip(found, operands)]
 
     return jax.jit(run), operands
 

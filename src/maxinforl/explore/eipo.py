@@ -47,8 +47,8 @@ class Eipo(IntrinsicSum):
 
     def critic_step(self, s: Pair, batch: Batch, key: Array, clock: Clock) -> tuple[Pair, Metrics, Latents]:  # type: ignore[override]
         mixed, metrics, latents = super().critic_step(s.mixed, batch, key, clock)
-        own = self.alone.latents(s.greedy, batch)
-        greedy, _ = self.alone.critic_step(s.greedy, batch, own, jax.random.fold_in(key, 2), clock, GREEDY)
+        k_greedy = jax.random.fold_in(key, 2)
+        greedy, _, _ = self.alone.critic_step(s.greedy, batch, k_greedy, clock, lambda _: GREEDY)
         return Pair(mixed, greedy), metrics, latents
 
     def actor_step(self, s: Pair, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Pair, Metrics]:  # type: ignore[override]

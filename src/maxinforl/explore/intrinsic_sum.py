@@ -27,10 +27,10 @@ class IntrinsicSum(Intrinsic):
         return Shaping((None, intrinsic), (1.0, 1.0 / self.weight.value(s.weight)), entropy=1)
 
     def critic_step(self, s: Explorer, batch: Batch, key: Array, clock: Clock) -> tuple[Explorer, Metrics, Latents]:
-        latents = self.learner.latents(s.learner, batch)
-        raw = stop(self.intrinsic.reward(s.model, latents))
-        shaping = self.shaping(s, batch, s.scale(raw))
-        learner, metrics = self.learner.critic_step(s.learner, batch, latents, key, clock, shaping)
+        reward = lambda latents: stop(self.intrinsic.reward(s.model, latents))
+        shaping = lambda latents: self.shaping(s, batch, s.scale(reward(latents)))
+        learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
+        raw = reward(latents)
         s = replace(s, learner=learner, scale=s.scale.update(raw))
         return s, metrics | {"explore/intrinsic_reward": raw.mean()}, latents
 

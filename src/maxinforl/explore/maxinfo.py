@@ -50,14 +50,16 @@ class MaxInfo(Intrinsic):
         return self.weight.value(s.weight)
 
     def critic_step(self, s: Explorer, batch: Batch, key: Array, clock: Clock) -> tuple[Explorer, Metrics, Latents]:
-        latents, alpha2 = self.learner.latents(s.learner, batch), self.alpha2(s)
-        if self.separate:
+        alpha2 = self.alpha2(s)
+
+        def shaping(latents: Latents) -> Shaping:
+            if not self.separate:
+                return Shaping(bonus=lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ()))
             gain = stop(s.scale(self.intrinsic.reward(s.model, latents)))
             backup = (batch.one if self.episodic else batch.endless)._replace(reward=gain)
-            shaping = Shaping(backup=(None, backup), weight=(1.0, alpha2))
-        else:
-            shaping = Shaping(bonus=lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ()))
-        learner, metrics = self.learner.critic_step(s.learner, batch, latents, key, clock, shaping)
+            return Shaping(backup=(None, backup), weight=(1.0, alpha2))
+
+        learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         return replace(s, learner=learner), metrics, latents
 
     def actor_step(

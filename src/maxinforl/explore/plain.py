@@ -22,8 +22,7 @@ class Plain(Strategy):
         return Alone(self.base.init(key, spec))
 
     def critic_step(self, s: Alone, batch: Batch, key: Array, clock: Clock) -> tuple[Alone, Metrics, Latents]:
-        latents = self.base.latents(s.learner, batch)
-        learner, metrics = self.base.critic_step(s.learner, batch, latents, key, clock)
+        learner, metrics, latents = self.base.critic_step(s.learner, batch, key, clock)
         return Alone(learner), metrics, latents
 
     def actor_step(self, s: Alone, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Alone, Metrics]:

@@ -78,12 +78,11 @@ class Switch(Intrinsic):
         return jnp.where(self.exploring(s, clock), self.base.act(s.curious, obs, key, clock, explore=True), task)
 
     def critic_step(self, s: Rows, batch: Batch, key: Array, clock: Clock) -> tuple[Rows, Metrics, Latents]:
-        latents = self.base.latents(s.task, batch)
+        task, metrics, latents = self.base.critic_step(s.task, batch, key, clock)
         reward = stop(self.intrinsic.reward(s.model, latents))
-        task, metrics = self.base.critic_step(s.task, batch, latents, key, clock)
         shaping = Shaping(backup=(batch.one._replace(reward=reward),))
-        own = self.base.latents(s.curious, batch)
-        curious, _ = self.base.critic_step(s.curious, batch, own, jax.random.fold_in(key, 2), clock, shaping)
+        k_curious = jax.random.fold_in(key, 2)
+        curious, _, _ = self.base.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
         s = replace(s, task=task, curious=curious)
         return s, metrics | {"explore/intrinsic_reward": reward.mean()}, latents
 
