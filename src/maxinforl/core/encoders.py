@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.custom_batching import sequential_vmap
 
 from maxinforl.core.networks import RELU_GAIN, Dense, LayerNorm, initial_weight
 from maxinforl.core.types import Batch, LatentSpec, Spec
@@ -161,13 +162,21 @@ def shifted(images: Array, key: Array) -> Array:
     return jax.vmap(lambda image, i, j: image[i][:, j])(images, row, column)
 
 
+def in_turn(function: Callable) -> Callable:
+    """On a CPU seeds are convolved one after the other: as groups of one convolution they would take twice as long."""
+    return sequential_vmap(function) if jax.default_backend() == "cpu" else function
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(x: Array, weight: Array, stride: int) -> Array:
     """Unpadded convolution whose gradients are convolutions in the same layout.
 
     JAX's own use layouts that XLA's CPU compiler only repairs outside loops: in a scan they take 20 times as long.
     """
-    return jax.lax.conv_general_dilated(x, weight, (stride, stride), "VALID", dimension_numbers=LAYOUT)
+    return in_turn(partial(_windows, window_strides=(stride, stride)))(x, weight)
+
+
+_windows = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="VALID", dimension_numbers=LAYOUT)
 
 
 def _convolve_fwd(x: Array, weight: Array, stride: int):
@@ -177,15 +186,20 @@ def _convolve_fwd(x: Array, weight: Array, stride: int):
 def _convolve_bwd(stride: int, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, weight = saved
     spare = [(size - KERNEL) % stride for size in x.shape[1:3]]  # rows and columns no window reaches
-    seen = x[:, : x.shape[1] - spare[0], : x.shape[2] - spare[1]]
-    apply = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), dimension_numbers=LAYOUT)
-    by_weight = apply(
-        seen.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), padding="VALID", rhs_dilation=(stride, stride)
-    )
     border = [(KERNEL - 1, KERNEL - 1 + more) for more in spare]
-    turned = weight[::-1, ::-1].transpose(0, 1, 3, 2)
-    by_x = apply(slope, turned, padding=border, lhs_dilation=(stride, stride))
-    return by_x, by_weight.transpose(1, 2, 0, 3)
+
+    @in_turn
+    def by_weight(x: Array, slope: Array) -> Array:
+        seen = x[:, : x.shape[1] - spare[0], : x.shape[2] - spare[1]]
+        found = _windows(seen.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), rhs_dilation=(stride, stride))
+        return found.transpose(1, 2, 0, 3)
+
+    @in_turn
+    def by_x(slope: Array, weight: Array) -> Array:
+        turned = weight[::-1, ::-1].transpose(0, 1, 3, 2)
+        return _windows(slope, turned, padding=border, lhs_dilation=(stride, stride))
+
+    return by_x(slope, weight), by_weight(x, slope)
 
 
 convolve.defvjp(_convolve_fwd, _convolve_bwd)
