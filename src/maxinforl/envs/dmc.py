@@ -18,7 +18,7 @@ class DMControl(gym.Env):
     """`domain-task` of the suite, its observations concatenated in the order of their spec.
 
     The time limit truncates; a last step with discount 0 terminates. `reset(seed=...)` reseeds the task, so equal seeds
-    give equal episodes. `fast_render` drops multisampling and shadows; other arguments go to the task.
+    give equal episodes. `fast_render` drops shadows; other arguments go to the task.
     """
 
     def __init__(
@@ -38,9 +38,7 @@ class DMControl(gym.Env):
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self.dt)}
         self.camera = CAMERA.get(domain, 0) if camera is None else camera
         self._camera = None
-        if fast_render:
-            quality = self.task.physics.model.vis.quality
-            quality.offsamples = quality.shadowsize = 0
+        gl.fit(self.task.physics.model, size, shadows=not fast_render)
         if self.camera not in range(-1, self.task.physics.model.ncam):
             raise BadInput(f"dmc/{name} has {self.task.physics.model.ncam} cameras, and {camera!r} is none of them")
         spec = self.task.observation_spec()

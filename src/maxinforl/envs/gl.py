@@ -44,3 +44,10 @@ def rendered(render: Callable[[], Any]) -> np.ndarray:
         return np.array(render())
     except Exception as error:
         raise RunFailed(f"rendering failed ({type(error).__name__}: {error}): {FIX}") from error
+
+
+def fit(model: Any, size: int, *, shadows: bool) -> None:
+    """A framebuffer as large as the picture, which a software renderer clears and resolves for every frame."""
+    model.vis.global_.offwidth = model.vis.global_.offheight = size
+    if not shadows:
+        model.vis.quality.shadowsize = 0

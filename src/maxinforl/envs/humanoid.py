@@ -91,7 +91,7 @@ class HumanoidH1(gym.Env):
     """The H1 with 19 position servos at 50 Hz: 26 positions and 25 velocities in, joint targets in [-1, 1] out.
 
     An episode starts from the home pose with U(-0.01, 0.01) added to every position, ends when the root is below 0.2 m
-    (termination) or after 1000 steps (truncation). `fast_render` drops multisampling and shadows.
+    (termination) or after 1000 steps (truncation). `fast_render` drops shadows.
     """
 
     def __init__(self, task: str, render_mode: str | None = None, size: int = 256, fast_render: bool = False):
@@ -101,8 +101,7 @@ class HumanoidH1(gym.Env):
         self.task, self.render_mode, self.size = task, render_mode, size
         self.model = build_model(self.mujoco)
         self.data = self.mujoco.MjData(self.model)
-        if fast_render:
-            self.model.vis.quality.offsamples = self.model.vis.quality.shadowsize = 0
+        gl.fit(self.model, size, shadows=not fast_render)
         self._renderer = None
         low, high = self.model.actuator_ctrlrange.T
         self._centre, self._half = (low + high) / 2, (high - low) / 2
