@@ -99,6 +99,7 @@ class Drive:
     trainer: Trainer
     runs: Sequence[Run]
     progress: Progress
+    owns_process: bool = False  # whether a second signal may end the process
 
     def __post_init__(self):
         for pool in () if self.progress.quiet else self.trainer.pools:
@@ -117,7 +118,7 @@ class Drive:
         settings, stride = self.trainer.settings, self.trainer.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         watch = Stopwatch()
-        with self.progress, signals() as asked:
+        with self.progress, signals(self.owns_process) as asked:
             if self.trainer.step == 0:
                 self.evaluate()
             while (step := self.trainer.step) < last:
