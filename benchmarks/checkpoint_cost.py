@@ -50,7 +50,7 @@ def block(trainer: Trainer, store: CheckpointStore | None) -> tuple[float, float
     """Seconds of `EVERY` steps, and those among them that training stood still for a checkpoint."""
     began, pause = time.perf_counter(), 0.0
     if store is not None:
-        checkpoint.save(trainer.members[0], store, {})
+        checkpoint.save(trainer.members[0], store)
         pause = time.perf_counter() - began
     for _ in range(EVERY):
         trainer.advance()
@@ -62,7 +62,7 @@ def measure(rows: int, steps: int, batch_size: int, where: Path) -> dict:
     trainer, directory = filled(rows, steps, batch_size), Path(tempfile.mkdtemp(dir=where))
     trainer.advance()  # compiles
     with CheckpointStore(directory) as store:
-        checkpoint.save(trainer.members[0], store, {}, wait=True)  # the first one holds every row
+        checkpoint.save(trainer.members[0], store, wait=True)  # the first one holds every row
         times = [block(trainer, store if i % 2 else None) for i in range(steps // EVERY)]
         store.wait()
         newest = max(directory.glob("replay/*"), key=lambda path: path.name)

@@ -119,7 +119,7 @@ class Window:
                 "rollout/ep_len_mean": float(self.lengths.mean()),
             }
         if self.count:
-            line |= self._means(dict(zip(names, self.total.tolist())))
+            line |= self._means(dict(zip(names, map(float, self.total))))
         self.count = 0
         return line
 

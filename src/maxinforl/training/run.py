@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -29,7 +28,6 @@ class Run:
     member: Member
     evaluator: Evaluator | None = None
     directory: Path | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
     extra_sinks: list[Sink] = field(default_factory=list)
     recorder: StateRecorder | None = None
     store: CheckpointStore | None = None  # the one a resumed run was loaded from
@@ -81,7 +79,7 @@ class Run:
             self.recorder.save(self.directory / "states.npz")
         if self.files is not None:
             self.files.sync()
-        checkpoint.save(self.member, self.store, self.meta, wait)
+        checkpoint.save(self.member, self.store, wait)
 
     def close(self) -> None:
         for sink in self.sinks:
