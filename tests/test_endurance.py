@@ -238,12 +238,14 @@ def test_a_weight_that_no_loss_shows_is_found_named_and_its_batch_kept(seeds):
     program, state = small_program(agent=Doomed(), seeds=seeds)
     step = transition(1, 3, program.spec)
     step = step if seeds is None else jax.tree.map(lambda x: np.stack([x] * seeds), step)
+    for _ in range(15):
+        state, action, values = program.step(state, step)
+        metrics = guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+    assert metrics.shape[-1] == 1 and not np.isfinite(state.agent["moment"]).all()
+    state, action, values = program.step(state, step)
     with pytest.raises(guard.NotFinite, match="agent/moment is inf at step 16") as caught:
-        for _ in range(40):
-            state, action, values = program.step(state, step)
-            metrics = guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
-    assert metrics.shape[-1] == 1 and caught.value.arrays["batch/action"].shape == (1, 1, 4, 1)
-    assert program.traces["step"] == 1
+        guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+    assert caught.value.arrays["batch/action"].shape == (1, 1, 4, 1) and program.traces["step"] == 1
 
 
 def test_means_are_over_the_updates_that_were_made():
