@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import gymnasium as gym
@@ -64,9 +65,9 @@ class Drawn(Corridor):
         return np.full((8, 8, 3), int(100 + 10 * self.x), np.uint8)
 
 
-gym.register("Drifting-v0", Drifting)
-gym.register("Uneven-v0", Uneven)
-gym.register("Drawn-v0", Drawn)
+gym.register("Drifting-v0", lambda: Drifting())
+gym.register("Uneven-v0", lambda: Uneven())
+gym.register("Drawn-v0", lambda **kwargs: Drawn(**kwargs))
 
 
 def broken_off(monkeypatch, arguments: list[str], out: Path, at: int = 45) -> Path:
@@ -82,13 +83,21 @@ def said(capsys) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
+def lane_of(out: Path) -> Mapping[str, np.ndarray]:
+    """The rows of a run's first environment in its newest checkpoint."""
+    rows = CheckpointStore(out / "checkpoints").load().rows
+    assert rows is not None
+    return rows.lanes[0].columns
+
+
 def taken_up(directories: list[Path]):
     """The saved runs' actions, and the trainer and sentences once they are taken up."""
     saved = saved_runs(directories)
     before = [c.state["host/action"] for c in saved.checkpoints]
     trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
     sentences = take_up(trainer, saved)
-    return before, trainer, sentences
+    assert trainer.action is not None
+    return before, trainer, sentences, trainer.action
 
 
 # ------------------------------------------------------------------ episodes that cannot be repeated
@@ -96,12 +105,12 @@ def taken_up(directories: list[Path]):
 
 def test_dynamics_that_do_not_follow_the_seed_are_found_by_what_they_lead_to(tmp_path, monkeypatch, capsys):
     out = broken_off(monkeypatch, ["--env", "Drifting-v0"], tmp_path / "run")
-    open_age = CheckpointStore(out / "checkpoints").load().rows.lanes[0].columns["age"][-1]
+    open_age = lane_of(out)["age"][-1]
     assert open_age > 0  # an episode was under way
     assert cli.main(["resume", str(out)]) == 0
     text = said(capsys)
     assert "does not repeat an episode from its seed and actions" in text and "resuming" in text
-    rows = CheckpointStore(out / "checkpoints").load().rows.lanes[0].columns
+    rows = lane_of(out)
     cut = [i for i in range(len(rows["end"]) - 1) if rows["end"][i] == TRUNCATED and rows["age"][i] == open_age - 1]
     assert cut and rows["end"][cut[0] + 1] == LAST
 
@@ -110,13 +119,13 @@ def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, mon
     """Of three environments only the one whose first actions are gone; the other lanes go on as they were."""
     flags = ["--env", "Uneven-v0", "--num-envs", "3", "--capacity", "6"]
     out = broken_off(monkeypatch, flags, tmp_path / "run")
-    (before,), trainer, sentences = taken_up([out])
+    (before,), trainer, sentences, action = taken_up([out])
     assert len(sentences) == 1 and "longer than the 10 rows" in sentences[0] and "raise --capacity" in sentences[0]
     pool, replay = trainer.pools[0], trainer.state.replay
     assert pool.episodes.tolist() == [1, 1, 1] and int(replay.age[0, int(replay.head[0]) % replay.rows]) == 0
     assert int(replay.end[0, (int(replay.head[0]) - 1) % replay.rows]) == LAST
-    assert np.array_equal(trainer.action[1:], before[1:])
-    assert np.array_equal(trainer.action[0], np.array(trainer.program.react(trainer.state, True))[0])
+    assert np.array_equal(action[1:], before[1:])
+    assert np.array_equal(action[0], np.array(trainer.program.react(trainer.state, True))[0])
     assert cli.main(["resume", str(out)]) == 0
     assert "counts as truncated" in said(capsys)
 
@@ -124,11 +133,11 @@ def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, mon
 def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     """And acts at random before learning starts."""
     broken_off(monkeypatch, ["--env", "Uneven-v0", "--seeds", "0-1", "--capacity", "20"], tmp_path / "runs")
-    before, trainer, sentences = taken_up([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
+    before, trainer, sentences, action = taken_up([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
     assert len(sentences) == 1 and "longer than the 28 rows" in sentences[0]
-    assert np.array_equal(trainer.action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
+    assert np.array_equal(action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
     uniform, greedy = (np.array(trainer.program.react(trainer.state, u))[0] for u in (True, False))
-    assert np.array_equal(trainer.action[0], uniform) and not np.array_equal(uniform, greedy)
+    assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
 
 
 @pytest.mark.parametrize("workers", [False, True])
@@ -153,7 +162,16 @@ def test_only_the_last_frame_of_a_replayed_episode_is_drawn(workers):
 
 
 def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, monkeypatch, capsys):
-    build = lambda: make("sac", env=lambda: Corridor(), save_every=20, eval_every=30)
+    build = lambda: maxinforl.make(
+        "sac",
+        Corridor,
+        save_every=20,
+        eval_every=30,
+        eval_episodes=2,
+        log_every=20,
+        batch_size=16,
+        set={"base.hidden": (16, 16)},
+    )
     build().learn(70, out=tmp_path / "whole")
     with monkeypatch.context() as patch:
         interrupted(patch, 55)
