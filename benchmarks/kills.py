@@ -2,27 +2,39 @@
 
     python benchmarks/kills.py --out /tmp/kills --log benchmarks/kills.jsonl --kills 50
 
-For each kind of run a twin is trained without interruption; then copies of it are killed, a share of them inside a
-checkpoint write and the others at a random moment after the first checkpoint, and resumed. eval.csv and the final
-weights are compared byte for byte. One JSON line per kill; kills that the log already holds are not repeated.
+For each kind of run a twin is trained without interruption; then copies of it are killed, half of them inside the write
+of a later checkpoint, at each stage of it in turn, and the others at a random step after the first checkpoint, and
+resumed. eval.csv and the final weights are compared byte for byte. One JSON line per kill, with the step that training
+had reached (`died`) and the one it went on from (`resumed`); a kill that cost no work is not counted but repeated, and
+kills that the log already holds are not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
-from maxinforl.errors import BadInput
 from maxinforl.training.store import CheckpointStore
 
-PAUSE = "KILLS_PAUSE"  # tells `wrapped` at which call of files.stage to stop and wait for the kill
+PLAN = "KILLS_PLAN"  # tells `wrapped` when to ask for the kill, and where to note the step
+STAGES = (
+    *("segment writing", "segment written", "segment renamed"),
+    *("state.safetensors writing", "state.safetensors written", "state.safetensors renamed"),
+    *("manifest.json writing", "manifest.json written", "manifest.json renamed"),
+    *("checkpoint renamed", "old checkpoint unnamed", "old checkpoints removed"),
+)
+MOST = {"segment writing": 40, "state.safetensors writing": 200}  # calls of a stage to choose from; others have 6
+TRIES = 20
 SMALL = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2", "--log-every", "50"]
 KINDS = {
     "sac": ["--algo", "sac", "--env", "Pendulum-v1"],
@@ -37,21 +49,43 @@ KINDS = {
 
 
 def wrapped() -> int:
-    """This process as `maxinforl`, stopped for good at the stage of a write that the environment names."""
+    """This process as `maxinforl`, which notes its step and asks for the kill where the plan says."""
     from maxinforl import cli, files
+    from maxinforl.training.compiled import CompiledTrainer
+    from maxinforl.training.loop import Trainer
 
-    left = int(os.environ.get(PAUSE, "0"))
+    plan = json.loads(os.environ.get(PLAN, "{}"))
+    if not plan:
+        return cli.main(sys.argv[2:])
+    note = os.open(plan["note"], os.O_WRONLY | os.O_CREAT)
+    for kind in (Trainer, CompiledTrainer):
 
-    def stage(name: str) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            print(f"PAUSED in {name}", flush=True)
-            time.sleep(1000)
+        def noted(self, most=1, advance=kind.advance):
+            made = advance(self, most)
+            os.pwrite(note, f"{self.step:09d}".encode(), 0)
+            if self.step >= plan.get("step", math.inf):
+                print("REACHED", flush=True)
+            return made
 
-    if left:
-        files.stage = stage
+        kind.advance = noted
+    files.stage = Pause(plan["stage"], plan["count"], plan["good"]) if "stage" in plan else files.stage
     return cli.main(sys.argv[2:])
+
+
+class Pause:
+    """Stops a write for good at the count-th call of a stage, once `good` checkpoints are whole."""
+
+    def __init__(self, stage: str, count: int, good: int):
+        self.stage, self.left, self.good = stage, count, good
+
+    def __call__(self, name: str) -> None:
+        name = re.sub(r"segment-\d+\.safetensors", "segment", name)
+        self.left -= self.good <= 0 and name == self.stage
+        if self.left == 0:
+            self.left = -1
+            print("REACHED", flush=True)
+            time.sleep(1000)
+        self.good -= name == "old checkpoints removed"
 
 
 def command(arguments: list[str]) -> list[str]:
@@ -79,8 +113,12 @@ def fate(directory: Path) -> dict[str, bytes]:
 
 
 def flags(kind: str, steps: int) -> list[str]:
-    period = str(max(1, steps // 12))
-    return ["train", *SMALL, *KINDS[kind], "--steps", str(steps), "--save-every", period, "--eval-every", period]
+    often = ["--save-every", str(period(steps)), "--eval-every", str(max(1, steps // 8))]
+    return ["train", *SMALL, *KINDS[kind], "--steps", str(steps), *often]
+
+
+def period(steps: int) -> int:
+    return max(1, steps // 12)
 
 
 def complete(arguments: list[str]) -> str:
@@ -90,52 +128,60 @@ def complete(arguments: list[str]) -> str:
     return ran.stdout
 
 
-def killed(kind: str, out: Path, steps: int, inside: bool, rng: random.Random) -> dict:
-    """Starts a run and kills it, in the midst of a checkpoint write or a random time after the first one."""
-    pause = {PAUSE: str(rng.randint(40, 120))} if inside else {}
+def planned(kind: str, steps: int, stage: str | None, rng: random.Random, note: Path) -> dict:
+    """When to kill: at a call of a stage after the first checkpoint (of every seed), or at a step after it."""
+    if stage is None:
+        return {"note": str(note), "step": rng.randint(period(steps) + 1, steps - 1)}
+    count = rng.randint(1, MOST.get(stage, 6))
+    return {"note": str(note), "stage": stage, "count": count, "good": 3 if kind == "seeds" else 1}
+
+
+def killed(kind: str, out: Path, steps: int, stage: str | None, rng: random.Random) -> tuple[int, int]:
+    """Starts a run and kills it; the step that training had reached, and the one it can go on from."""
+    note = out.with_name(out.name + ".step")
+    note.unlink(missing_ok=True)
+    plan = json.dumps(planned(kind, steps, stage, rng, note))
     process = subprocess.Popen(
-        command([*flags(kind, steps), "--out", str(out)]), stdout=subprocess.PIPE, text=True, env=os.environ | pause
+        command([*flags(kind, steps), "--out", str(out)]),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {PLAN: plan},
     )
     assert process.stdout is not None
-    where = "between writes"
-    if inside:
-        where = next((line.strip() for line in process.stdout if line.startswith("PAUSED")), "after its end")
-    else:
-        while process.poll() is None and not last_step_or_none(out):
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 3))
+    reached = any(line.startswith("REACHED") for line in process.stdout)
+    beyond, deadline = rng.randint(1, period(steps)), time.monotonic() + 5
+    while reached and stage and int(note.read_text()) < last_step(out) + beyond and time.monotonic() < deadline:
+        time.sleep(0.01)  # training goes on beside the write, up to the next checkpoint
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    return {"kind": kind, "inside": inside, "where": where, "killed": process.returncode == -9, "died": step_of(out)}
+    if process.returncode != -signal.SIGKILL:
+        return 0, 0
+    return int(note.read_text()), last_step(out)
 
 
-def last_step_or_none(out: Path) -> int:
-    try:
-        return last_step(out)
-    except (OSError, BadInput):
-        return 0
-
-
-def step_of(out: Path) -> int:
-    """The last step that the run logged or evaluated before it died."""
-    lines = [(run / "eval.csv").read_text().splitlines() for run in seeds_of(out) if (run / "eval.csv").exists()]
-    return max((int(line[-1].split(",")[0]) for line in lines if len(line) > 1), default=0)
-
-
-def trial(kind: str, number: int, inside: bool, args: argparse.Namespace) -> dict:
-    twin, out = args.out / f"{kind}-twin", args.out / f"{kind}-{number}"
+def trial(kind: str, number: int, stage: str | None, args: argparse.Namespace) -> dict:
+    twin, out, rng = args.out / f"{kind}-twin", args.out / f"{kind}-{number}", random.Random(f"{kind} {number}")
     if not (twin / "done").exists():
         subprocess.run(["rm", "-rf", str(twin)], check=True)
         complete([*flags(kind, args.steps), "--out", str(twin)])
         (twin / "done").touch()
-    subprocess.run(["rm", "-rf", str(out)], check=True)
-    line = killed(kind, out, args.steps, inside, random.Random(f"{kind} {number}"))
-    line["resumed"] = last_step(out)
+    died = resumed = tries = 0
+    while not died > resumed > 0:
+        if (tries := tries + 1) > TRIES:
+            raise SystemExit(f"kill {number} of {kind} cost no work {TRIES} times: take more --steps")
+        subprocess.run(["rm", "-rf", str(out)], check=True)
+        died, resumed = killed(kind, out, args.steps, stage, rng)
     said = complete(["resume", str(out)])
-    line["said"] = next((text for text in said.splitlines() if text.startswith(("resuming", str(out)))), "")
-    line["same"] = fate(twin) == fate(out)
-    return {"number": number} | line
+    line = {"number": number, "kind": kind, "stage": stage, "tries": tries, "died": died, "resumed": resumed}
+    line["said"] = next((text for text in said.splitlines() if text.startswith("resuming")), "")
+    return line | {"same": fate(twin) == fate(out)}
+
+
+def stage_of(number: int, kinds: int) -> str | None:
+    """Every second round over the kinds is killed inside writes, each at another stage."""
+    turn, kind = divmod(number, kinds)
+    return None if turn % 2 else STAGES[(turn // 2 * kinds + kind) % len(STAGES)]
 
 
 def main() -> int:
@@ -150,14 +196,15 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for number in range(args.kills):
         if number not in done:
-            kind, inside = args.kinds[number % len(args.kinds)], number // len(args.kinds) % 3 == 0
-            line = trial(kind, number, inside, args)
+            kind = args.kinds[number % len(args.kinds)]
+            line = trial(kind, number, stage_of(number, len(args.kinds)), args)
             print(json.dumps(line), flush=True)
             with args.log.open("a") as log:
                 log.write(json.dumps(line) + "\n")
     lines = [json.loads(line) for line in args.log.read_text().splitlines()]
-    same, within = sum(line["same"] for line in lines), sum(line["inside"] and line["killed"] for line in lines)
-    print(f"{same} of {len(lines)} resumed runs equal their twins; {within} were killed inside a checkpoint write")
+    same, stages = sum(line["same"] for line in lines), [line["stage"] for line in lines if line["stage"]]
+    print(f"{same} of {len(lines)} resumed runs equal their twins; {len(stages)} were killed inside a checkpoint write")
+    print(", ".join(f"{count} at {stage}" for stage, count in Counter(stages).most_common()))
     return 0 if same == len(lines) else 1
 
 

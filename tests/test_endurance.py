@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import jax
@@ -145,9 +146,9 @@ class Witness:
         return state, {}
 
 
-def small_program(rows=32, **options):
+def small_program(rows=32, agent=None, **options):
     """Ten transitions of known actions, and a step to learn from them."""
-    program = Program(Witness(), Spec((2,), 1), 4, **options)
+    program = Program(agent or Witness(), Spec((2,), 1), 4, **options)
     replay = Replay.create(1, rows, (2,), jnp.float32, 1)
     for i in range(10):
         replay = replay.add(transition(1, i, program.spec, action=np.array([[i / 10]], np.float32)))
@@ -173,15 +174,15 @@ def test_the_first_bad_tensor_is_named_in_order():
     program.metric_names[:] = ["train/actor_loss", "train/critic_loss"]
     fine, nan = np.zeros(2, np.float32), np.array([0.0, np.nan], np.float32)
     action = np.zeros((1, 1), np.float32)
-    guard.check(program, state, fine[None], action)
+    guard.checked(program, state, fine[None], action)
     with pytest.raises(guard.NotFinite, match="train/critic_loss is nan at step 0"):
-        guard.check(program, state, nan[None], action)
+        guard.checked(program, state, nan[None], action)
     with pytest.raises(guard.NotFinite, match="the next action is inf"):
-        guard.check(program, state, fine[None], action + np.inf)
+        guard.checked(program, state, fine[None], action + np.inf)
     poisoned = jax.tree.map(lambda x: x * jnp.nan if x.dtype == jnp.float32 else x, state.replay)
     bad_rows = type(state)(state.agent, poisoned, state.clock, state.seed)
     with pytest.raises(guard.NotFinite, match="batch/obs is nan"):
-        guard.check(program, bad_rows, nan[None], action)
+        guard.checked(program, bad_rows, nan[None], action)
     leaves = {f"agent/{k}": np.array(v) for k, v in state.agent.items()}
     guard.check_weights(program, state, leaves)
     weight = state.agent["weight"].at[1, 1].set(jnp.nan)
@@ -202,7 +203,7 @@ def test_a_step_in_the_middle_of_a_chunk_gets_the_batch_it_drew(rows):
         states.append(state)
     values[2:] = np.nan
     with pytest.raises(guard.NotFinite, match="train/loss is nan at step 3") as caught:
-        guard.check(program, state, values, np.zeros((1, 1), np.float32))
+        guard.checked(program, state, values, np.zeros((1, 1), np.float32))
     expected = guard.drawn(program, states[2]) if rows == 32 else {}
     assert expected.keys() == caught.value.arrays.keys()
     assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
@@ -213,10 +214,51 @@ def test_one_seed_of_several_is_the_one_that_is_named():
     program.metric_names[:] = ["train/critic_loss"]
     values = np.array([[0.0], [0.0], [np.inf]], np.float32)
     with pytest.raises(guard.NotFinite, match="train/critic_loss is inf") as caught:
-        guard.check(program, states, values[:, None], np.zeros((3, 1, 1), np.float32))
+        guard.checked(program, states, values[:, None], np.zeros((3, 1, 1), np.float32))
     expected = guard.drawn(program, guard.alone(states, program, 2))
     assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
     assert not np.array_equal(expected["key"], guard.drawn(program, guard.alone(states, program, 1))["key"])
+
+
+class Doomed(Witness):
+    """One of its moments overflows at update 5, and nothing that it reports or does shows it."""
+
+    def init(self, key, spec):
+        return {"weight": jnp.ones((2, 2)), "moment": jnp.ones(3)}
+
+    def critic_step(self, state, batch, key, now):
+        return state | {"moment": state["moment"].at[1].set(jnp.where(now.update >= 5, jnp.inf, 1.0))}, {}, None
+
+    def act(self, state, obs, key, now, explore):
+        return jnp.zeros((1, 1))
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_a_weight_that_no_loss_shows_is_found_named_and_its_batch_kept(seeds):
+    program, state = small_program(agent=Doomed(), seeds=seeds)
+    step = transition(1, 3, program.spec)
+    step = step if seeds is None else jax.tree.map(lambda x: np.stack([x] * seeds), step)
+    for _ in range(15):
+        state, action, values = program.step(state, step)
+        metrics = guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+    assert metrics.shape[-1] == 1 and not np.isfinite(state.agent["moment"]).all()
+    state, action, values = program.step(state, step)
+    with pytest.raises(guard.NotFinite, match="agent/moment is inf at step 16") as caught:
+        guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+    assert caught.value.arrays["batch/action"].shape == (1, 1, 4, 1) and program.traces["step"] == 1
+
+
+def test_means_are_over_the_updates_that_were_made():
+    window, names = Window(), ["train/loss", "train/skipped"]
+    for loss, skipped in ((2.0, 0.0), (0.0, 1.0), (2.0, 0.5)):  # half of two rounds that would have been 4 each
+        window.add(np.array([loss, skipped], np.float32))
+    assert window.drain(names) == window_line(pytest.approx(4.0 / 1.5), 0.5, 1.5)
+    window.add(np.array([0.0, 1.0], np.float32))
+    assert "train/loss" not in window.drain(names)
+
+
+def window_line(loss: Any, skipped: float, total: float) -> dict[str, float]:
+    return {"rollout/episodes": 0.0, "train/loss": loss, "train/skipped": skipped, "train/skipped_total": total}
 
 
 def test_skipped_updates_are_counted_over_the_whole_run():

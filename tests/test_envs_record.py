@@ -1,8 +1,11 @@
 """Recording visited states, and coverage."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
+from maxinforl import files
 from maxinforl.envs.record import StateRecorder, coverage
 from maxinforl.errors import BadInput
 
@@ -41,6 +44,20 @@ def test_files_hold_no_pickle(tmp_path):
     feed(StateRecorder(), 0, 3).save(tmp_path / "states.npz")
     with np.load(tmp_path / "states.npz", allow_pickle=False) as file:
         assert file["obs"].shape == (3, 2) and file["step"].tolist() == [1, 2, 3]
+
+
+def test_a_file_that_claims_what_it_has_not_is_refused(tmp_path):
+    """A negative axis would read on to the end of a compression bomb."""
+    for shape, words in (("(-1,)", "plain array"), ("(99999999999,)", "claims"), ("(2,)", "does not hold")):
+        head = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        member = b"\x93NUMPY\x01\x00" + (len(head) + 1).to_bytes(2, "little") + head + b"\n" + bytes(16)
+        with zipfile.ZipFile(tmp_path / "states.npz", "w") as archive:
+            for name in ("step.npy", "obs.npy", "counts.npy"):
+                archive.writestr(name, member)
+        with pytest.raises(BadInput, match=words):
+            StateRecorder.load(tmp_path / "states.npz")
+    with pytest.raises(BadInput, match="too large"):
+        files.read_npz(tmp_path / "states.npz", ["step"], limit=100)
 
 
 def test_images_are_refused():

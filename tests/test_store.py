@@ -4,7 +4,9 @@ import errno
 import itertools
 import os
 import random
+import re
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
@@ -170,6 +172,16 @@ def test_only_what_the_kept_checkpoints_need_stays(tmp_path, unsynced):
     folders = {f"step-{step:09d}/{name}" for step in (110, 120) for name in ("manifest.json", "state.safetensors")}
     assert names(tmp_path) == segments | folders
     assert {path.name for path in tmp_path.iterdir()} == {"replay", "step-000000110", "step-000000120"}
+
+
+def test_the_kill_benchmark_knows_every_stage_of_a_write(tmp_path, monkeypatch, unsynced):
+    path = Path(__file__).parent.parent / "benchmarks/kills.py"
+    kills, met = runpy.run_path(str(path)), set()
+    monkeypatch.setattr(files, "stage", lambda name: met.add(re.sub(r"segment-\d+\.safetensors", "segment", name)))
+    history(tmp_path, saves=6)
+    assert met - {"old segment removed"} == set(kills["STAGES"])  # that one only once the replay is full
+    inside = [kills["stage_of"](number, len(kills["KINDS"])) for number in range(50)]
+    assert set(inside) == {None, *kills["STAGES"]} and 20 <= sum(stage is not None for stage in inside) <= 30
 
 
 def test_a_ring_that_turned_over_since_the_last_save_stands_alone(tmp_path):
@@ -394,7 +406,7 @@ def test_later_formats_are_not_taken_for_damage(tmp_path):
 def test_another_machine_is_mentioned(tmp_path, monkeypatch):
     history(tmp_path, 1)
     monkeypatch.setattr(
-        store, "surroundings", lambda: {**files.read_sealed_json(manifest)["surroundings"], "cores": 99}
+        store, "surroundings", lambda: {**files.read_sealed_json(manifest)["surroundings"], "XLA threads": 99}
     )
     manifest = tmp_path / "step-000000010" / "manifest.json"
     [warning] = CheckpointStore(tmp_path).load().drift

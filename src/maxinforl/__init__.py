@@ -7,5 +7,6 @@ from maxinforl.algorithms import CATALOGUE
 from maxinforl.core.multiplier import Fixed, Tuned
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore.maxinfo import Tied
+from maxinforl.training.resume import resume
 
-__all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make"]
+__all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make", "resume"]

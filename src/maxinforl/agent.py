@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,10 @@ from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, check_count, resolve, title
+from maxinforl.training import checkpoint
 from maxinforl.training.compiled import CompiledTrainer, is_pure
 from maxinforl.training.evaluate import Evaluation, Evaluator
+from maxinforl.training.lock import RunLock
 from maxinforl.training.loop import Trainer, agent_arrays, agent_from, spec_of
 from maxinforl.training.progress import Progress
 from maxinforl.training.run import Drive, Run
@@ -54,20 +57,25 @@ class Agent:
         """Collects `steps` more transitions and learns from them; writes nothing unless `out` is given."""
         from maxinforl.training.directory import open_run
 
-        settings = replace(self.settings, steps=steps, **({} if eval_every is None else {"eval_every": eval_every}))
         trainer = self._trainer(steps)
         last, named = trainer.step + steps, isinstance(self.env, str)
-        bar = Progress(last, trainer.step, quiet=not progress)
+        settings = replace(self.settings, steps=last, **({} if eval_every is None else {"eval_every": eval_every}))
+        trainer.settings = trainer.members[0].settings = settings
         directory = None if out is None else open_run(Path(out), settings, self.strategy, *self._spaces(), named)
-        run = Run(trainer.members[0], self._evaluator(settings), directory)
-        drive = Drive(trainer, [run], bar)
+        with nullcontext() if directory is None else RunLock(directory):
+            self._drive(Run(trainer.members[0], self._evaluator(settings), directory), last, progress)
+        return self
+
+    def _drive(self, run: Run, last: int, progress: bool) -> None:
+        """Trains until `last` transitions, or until a signal asks to stop."""
+        trainer = run.member.trainer
+        drive = Drive(trainer, [run], Progress(last, trainer.step, quiet=not progress))
         try:
             if not drive.until(last):
-                warnings.warn(f"learning stopped at step {trainer.step} of {last}, before its end", stacklevel=2)
+                warnings.warn(f"learning stopped at step {trainer.step} of {last}, before its end", stacklevel=3)
         finally:
             drive.close()
         self.evaluations = run.evaluations
-        return self
 
     def _trainer(self, steps: int) -> Trainer:
         """The one trainer of this agent, made by the first `learn`."""
@@ -344,8 +352,8 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
 
     settings, strategy, plain = read_run(path, custom)
     saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
-    for warning in saved.warnings:
-        warnings.warn(warning, stacklevel=3)
+    for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
+        warnings.warn(sentence, stacklevel=3)
     part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
     agent = Agent(settings, strategy, env or (settings.env if plain["by_name"] else None))
     agent._known_spaces = read_spaces(plain["spaces"])

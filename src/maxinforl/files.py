@@ -12,6 +12,8 @@ import secrets
 import shutil
 import stat
 import tomllib
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -500,3 +502,37 @@ def _check_expected(arrays: Arrays, expect: Expected) -> None:
         if found.shape != tuple(shape) or found.dtype != np.dtype(dtype):
             wanted, given = f"{np.dtype(dtype)}{list(shape)}", f"{found.dtype}{list(found.shape)}"
             raise _Refused(f"holds {name!r} as {given} where {wanted} is needed: it belongs to another configuration")
+
+
+# --- plain arrays for others to read ---------------------------------------------------------------------------------
+
+_NPZ_PROBLEMS = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
+
+
+def read_npz(path: PathLike, names: Iterable[str], limit: int = 128 * MiB) -> list[np.ndarray]:
+    """Arrays of numbers in an .npz file, whose claims about sizes are checked before anything is allocated."""
+    try:
+        with (
+            _regular(path, limit) as (file, _),
+            open(file, "rb", closefd=False) as raw,
+            zipfile.ZipFile(raw) as archive,
+        ):
+            return [_npz_member(archive, f"{name}.npy", limit) for name in names]
+    except BadInput:
+        raise
+    except _NPZ_PROBLEMS as error:
+        raise BadInput(f"{shown(path)} is damaged: {shown(str(error))}, restore it from a copy or remove it") from None
+
+
+def _npz_member(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
+    most = min(archive.getinfo(name).file_size, limit)
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read(file)
+        claimed = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in "fiu" or min(shape, default=0) < 0:
+            raise ValueError(f"{name} is not a plain array of numbers")
+        if claimed > most:
+            raise ValueError(f"{name} claims {claimed} bytes where {most} are allowed")
+        return np.frombuffer(file.read(claimed), dtype).reshape(shape, order="F" if fortran else "C")

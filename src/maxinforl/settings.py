@@ -79,6 +79,12 @@ class Settings:
             )
 
 
+FIXED = (
+    *("algo", "base", "explore", "intrinsic", "env", "env_arg", "seed", "num_envs", "capacity", "uncertainty"),
+    *("loop", "preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
+)  # what the agent's arrays, the replay's rows or the task itself are made of
+
+
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 

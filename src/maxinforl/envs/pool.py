@@ -79,10 +79,24 @@ class EnvPool(Caller):
         for lane in range(self.num_envs):
             begin = self._begin if len(actions[lane]) else self._start
             obs[lane] = begin(lane, int(episodes[lane]))
-            for action in actions[lane]:
-                obs[lane], _, *ended = self._step_lane(lane, self._native(action))
-                if any(ended):
-                    raise RunFailed(f"{self._where(lane)}: it ended while replayed, so this episode does not repeat")
+            if len(actions[lane]):
+                obs[lane] = self._replay_lane(lane, actions[lane])
+        return obs
+
+    def _replay_lane(self, lane: int, actions: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
+        """Plays actions that were played before; only what the last one leads to is looked at, and rendered."""
+        obs = None
+        for left, action in zip(range(len(actions) - 1, -1, -1), actions):
+            native = self._native(action)
+            if left:
+                self._length[lane] += 1
+                reward, *ended = self._call(lane, self.envs[lane].skip, native)  # type: ignore[attr-defined]
+                self._earn(lane, reward)
+            else:
+                obs, _, *ended = self._step_lane(lane, native)
+            if any(ended):
+                raise RunFailed(f"{self._where(lane)}: it ended while replayed, so this episode does not repeat")
+        assert obs is not None
         return obs
 
     def step(self, action: np.ndarray) -> Transition:

@@ -37,7 +37,7 @@ def _kill_all() -> None:
 
 
 class Worker(gym.Env):
-    """Answers `reset`, `step` and `close` for the environment that `build` makes in a new process.
+    """Answers `reset`, `step`, `skip` and `close` for the environment that `build` makes in a new process.
 
     `send` begins a step without waiting, so that workers step side by side; the `step` that follows only collects it.
     """
@@ -75,6 +75,10 @@ class Worker(gym.Env):
         if not self._sent:
             self._ask("step", action)
         self._sent = False
+        return self._receive(self.timeout)
+
+    def skip(self, action: np.ndarray) -> tuple[float, bool, bool]:
+        self._ask("skip", action)
         return self._receive(self.timeout)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
@@ -151,6 +155,9 @@ class Host:
     def step(self, action: np.ndarray) -> tuple[Any, Any, bool, bool, dict]:
         obs, reward, terminated, truncated, _ = self.env.step(action)
         return obs, reward, terminated, truncated, {}
+
+    def skip(self, action: np.ndarray) -> tuple[float, bool, bool]:
+        return self.env.skip(action)
 
     def close(self, _: None) -> None:
         self.env.close()

@@ -54,6 +54,14 @@ class Adapted(gym.Wrapper):
         return self._observe(raw), info
 
     def step(self, action):
+        raw, *rest = self._held(action)
+        return self._observe(raw), *rest
+
+    def skip(self, action) -> tuple[float, bool, bool]:
+        """A step that nobody looks at: reward and ends, and no frame is drawn."""
+        return self._held(action)[1:4]
+
+    def _held(self, action) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         native = action if self._native is None else self._native(action)
         total, steps, done = 0.0, 0, False
         raw = terminated = truncated = info = None
@@ -64,7 +72,7 @@ class Adapted(gym.Wrapper):
             done = terminated or truncated
         if self.action_cost:
             total -= steps * self.action_cost * math.sqrt(sum(a * a for a in action.tolist()))
-        return self._observe(raw), total, bool(terminated), bool(truncated), dict(info or (), base_steps=steps)
+        return raw, total, bool(terminated), bool(truncated), dict(info or (), base_steps=steps)
 
 
 class Normalised(gym.Wrapper):

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from maxinforl.errors import BadInput, RunFailed, missing_extra, unknown
 from maxinforl.experiments.suite import Planned, Resources
 from maxinforl.files import make_directory
-from maxinforl.training.directory import usable_cores
 from maxinforl.training.lock import in_use
+from maxinforl.training.store import usable_cores
 
 RETRIES = 3  # of a run whose worker died
 TAIL = 6  # lines of a failed run that are shown

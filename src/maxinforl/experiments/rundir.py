@@ -9,8 +9,6 @@ import json
 import math
 import os
 import stat
-import zipfile
-import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maxinforl.errors import BadInput
-from maxinforl.files import MiB, inside, read_toml, reading, shown
+from maxinforl.files import MiB, inside, read_npz, read_toml, reading, shown
 
-TEXT_LIMIT, STATES_LIMIT = 64 * MiB, 128 * MiB
+TEXT_LIMIT = 64 * MiB
 DEPTH = 8  # how far below a given directory runs are looked for
 NAMES = 1000  # metrics a run may have
 LAST_STEP = 1e15
@@ -312,28 +310,8 @@ def _series(
 
 
 def _read_states(path: Path) -> tuple[Array, Array]:
-    """`step` and `obs` of a states.npz whose claims about sizes were checked before anything is allocated."""
-    try:
-        with reading(path), zipfile.ZipFile(path) as archive:
-            step, obs = (_read_member(archive, name) for name in ("step.npy", "obs.npy"))
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, BadInput):
-            raise
-        raise BadInput(f"{shown(path)} is damaged: {shown(str(error))}") from None
+    """`step` and `obs` of a states.npz."""
+    step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
     if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():
         raise BadInput(f"{shown(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
     return step, obs
-
-
-def _read_member(archive: zipfile.ZipFile, name: str) -> Array:
-    size = archive.getinfo(name).file_size
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(file)
-        claimed = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "fiu":
-            raise ValueError(f"{name} is not a plain array of numbers")
-        if claimed > min(size, STATES_LIMIT):
-            raise ValueError(f"{name} claims {claimed} bytes where {min(size, STATES_LIMIT)} are allowed")
-        return np.frombuffer(file.read(claimed), dtype).reshape(shape, order="F" if fortran else "C").astype(float)

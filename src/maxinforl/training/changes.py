@@ -13,15 +13,10 @@ from maxinforl import config, files
 from maxinforl.core.update import INIT, stream
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, check_updates, flag
+from maxinforl.settings import FIXED, Settings, check_updates, flag
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.store import CheckpointStore
-
-FIXED = (
-    *("algo", "base", "explore", "intrinsic", "env", "env_arg", "seed", "num_envs", "capacity", "uncertainty"),
-    *("loop", "preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
-)  # what the agent's arrays, the replay's rows or the task itself are made of
 
 CHANGING = "reliability.md#changing-settings-on-the-way"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,23 +10,56 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxinforl import config, files
 from maxinforl.core.update import TrainState
 from maxinforl.errors import BadInput
+from maxinforl.explore import Strategy
 from maxinforl.replay import LAST, Replay
+from maxinforl.settings import FIXED, Settings, flag
 from maxinforl.training import guard
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
+LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
 COLUMNS = ("obs", "action", "reward", "end", "age")
 
 
-def save(member: Member, store: CheckpointStore, meta: dict[str, Any], wait: bool = False) -> None:
+def save(member: Member, store: CheckpointStore, wait: bool = False) -> None:
     """Begins to write a checkpoint of a seed as it is now, from copies."""
     trainer, state = member.trainer, arrays(member)
     guard.check_weights(trainer.program, trainer.state, state, member.index)
-    store.save_async(member.step, state, new_rows(member, store.saved_upto(trainer.num_envs)), meta)
+    store.save_async(member.step, state, new_rows(member, store.saved_upto(trainer.num_envs)), made_of(member))
     if wait:
         store.wait()
+
+
+def made_of(member: Member) -> dict[str, Any]:
+    """What the meaning of a checkpoint's arrays depends on, by path."""
+    return plain_parts(member.settings, member.trainer.strategy)
+
+
+def plain_parts(settings: Settings, strategy: Strategy) -> dict[str, Any]:
+    own = config.to_plain(settings)
+    return {flag(name): own.get(name) for name in (*FIXED, *LEARNING)} | dict(_leaves(config.to_plain(strategy)))
+
+
+def _leaves(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield path + name, value
+
+
+def changed_since(saved: Checkpoint, settings: Settings, strategy: Strategy) -> list[str]:
+    """A sentence where a run's configuration is not what its checkpoint was made with; refuses what cannot change."""
+    now, shown = plain_parts(settings, strategy), lambda value: "open" if value is None else str(value)
+    differ = [name for name in sorted({*now, *saved.meta}) if saved.meta and now.get(name) != saved.meta.get(name)]
+    listed = [f"{name} {shown(saved.meta.get(name))} and not {shown(now.get(name))}" for name in differ]
+    text = f"the checkpoint at step {saved.step} was made with {files.shown(', '.join(listed))}"
+    if any(flag(name) in differ for name in FIXED):
+        raise BadInput(f"{text}: restore its config.toml from a copy")
+    return [f"{text}, which holds from here on"] if differ else []
 
 
 def arrays(member: Member) -> dict[str, np.ndarray]:
@@ -82,17 +115,22 @@ def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
     return None
 
 
-def restore(trainer: Trainer, checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """Puts a fresh trainer where the checkpoints were, one of each seed; sentences where something did not repeat."""
+def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
+    """Puts a fresh trainer where the checkpoints were, one of each seed; sentences where something did not repeat.
+
+    Rows leave the list as soon as they are in the replay, so that no seed's are held twice.
+    """
     part = lambda c, name: {k.removeprefix(name): v for k, v in c.state.items() if k.startswith(name)}
     like = jax.eval_shape(lambda: trainer.members[0].agent)
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
-    blank = (
-        trainer.state.replay
-        if trainer.alone
-        else jax.eval_shape(lambda r: jax.tree.map(lambda leaf: leaf[0], r), trainer.state.replay)
-    )
-    replays = [rebuilt(blank, c.rows).grow(blank.rows) for c in checkpoints if c.rows is not None]
+    first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
+    blank = jax.eval_shape(first, trainer.state.replay)
+    trainer.state = TrainState(None, blank, trainer.state.clock, trainer.state.seed)  # frees what is replaced
+    replays = []
+    for i, c in enumerate(checkpoints):
+        assert c.rows is not None
+        replays.append(rebuilt(blank, c.rows).grow(blank.rows))
+        checkpoints[i] = replace(c, rows=None)
     state = TrainState(
         trainer.joined(agents, jnp.stack),
         trainer.joined(replays, jnp.stack),

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
 from maxinforl.envs import Caller, Watchdog
-from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
-from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
-from maxinforl.training import changes, checkpoint
+from maxinforl.training import changes
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
-from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import Member, Trainer, check_memory
+from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
+from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
+from maxinforl.training.resume import OWN, cut_back, saved_runs, take_up
 from maxinforl.training.run import Drive, Run
-from maxinforl.training.store import Checkpoint, CheckpointStore
+from maxinforl.training.store import CheckpointStore
 
 console = Console()
-OWN = "your-own.md#your-own-environment"
 
 
 def say(text: str) -> None:
@@ -62,7 +60,7 @@ def carry_on(directories: list[Path]) -> int:
             return 0
     whole = directories[0] if len(directories) == 1 else directories[0].parent
     say(f"stopped: continue with `maxinforl resume {whole}`")
-    return 75
+    return PREEMPTED
 
 
 def describe(trainer: Trainer, directories: list[Path]) -> None:
@@ -95,10 +93,9 @@ def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
 def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
     """Trains to the end with a bar, then shows tables, curves and states; False when stopped before."""
     steps = trainer.settings.steps
-    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console))
+    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), owns_process=True)
     try:
-        with Watchdog(trainer.settings.env_timeout, watched(trainer, runs)):
-            finished = drive.until(steps)
+        finished = drive.until(steps)
     except NotFinite:  # says itself what is kept
         raise
     except RunFailed as error:
@@ -111,12 +108,6 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
         for member, directory in zip(trainer.members, directories):
             show(member, directory)
     return finished
-
-
-def watched(trainer: Trainer, runs: list[Run]) -> list[Caller]:
-    """Whatever calls into environments of this process; those in workers have their own time limit."""
-    evaluators = [run.evaluator for run in runs if run.evaluator is not None]
-    return [*evaluators, *(() if trainer.settings.workers else trainer.pools)]
 
 
 def show(member: Member, directory: Path) -> None:
@@ -165,54 +156,42 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
 
 def continue_runs(directories: list[Path]) -> bool:
     """From the newest step that every seed has a good checkpoint of, or from step 0; False when stopped early."""
-    tables = [read_run(directory) for directory in directories]
-    seeds, strategy = [settings for settings, _, _ in tables], tables[0][1]
-    first = seeds[0]
-    if not all(table.get("by_name", True) for _, _, table in tables):
-        raise BadInput(f"{directories[0]} was trained on an environment of your own: resume it from Python", OWN)
-    if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in tables):
-        raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
-    keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
-    stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
-    saved = checkpoint.newest(stores)
-    if saved is not None and saved[0].step >= first.steps:
-        whole = directories[0] if len(seeds) == 1 else directories[0].parent
-        say(f"{whole} is finished: {saved[0].step} of {first.steps} steps")
+    saved = saved_runs(directories)
+    first = saved.settings[0]
+    if not all(table.get("by_name", True) for table in saved.tables):
+        raise BadInput(
+            f"{directories[0]} was trained on an environment of your own, which no file holds: resume it from Python "
+            f"with maxinforl.resume({str(directories[0])!r}, env=...)",
+            OWN,
+        )
+    if saved.finished:
+        whole = directories[0] if len(directories) == 1 else directories[0].parent
+        say(f"{whole} is finished: {saved.step} of {first.steps} steps")
         return True
-    trainer = make_trainer(strategy, seeds, first.env, first.steps)
+    trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps)
     describe(trainer, directories)
-    warnings = restored(trainer, saved) if saved else []
-    if planned := tables[0][2].get("planned"):
-        trainer.replan(int(planned))
-    for sentence in warnings:
-        say(f"[yellow]{sentence}[/]")
-    runs = [
-        prepare(member, directory, store, saved[0].step if saved else None)
-        for member, directory, store in zip(trainer.members, directories, stores)
-    ]
-    return follow(trainer, runs, directories)
-
-
-def restored(trainer: Trainer, saved: list[Checkpoint]) -> list[str]:
-    said = [sentence for c in saved for sentence in (*c.warnings, *c.drift)]
-    return list(dict.fromkeys([*said, *checkpoint.restore(trainer, saved)]))
+    calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
+    with Watchdog(first.env_timeout, calling):
+        for sentence in take_up(trainer, saved):
+            say(f"[yellow]{escape(sentence)}[/]")
+        runs = [
+            prepare(member, directory, store, saved.step)
+            for member, directory, store in zip(trainer.members, directories, saved.stores)
+        ]
+        calling += [run.evaluator for run in runs if run.evaluator is not None]
+        return follow(trainer, runs, directories)
 
 
 def prepare(member: Member, directory: Path, store: CheckpointStore, step: int | None) -> Run:
     """A seed's files, cut back to the step that it goes on from."""
-    settings = member.settings
-    begun, log = (directory / "eval.csv").exists(), RunFiles(directory)
-    recorder = StateRecorder() if settings.record_states else None
-    if step is None and begun:
-        log.cut_back(-1)
-        say(f"{directory} has no checkpoint yet: starting again from step 0")
+    settings, begun = member.settings, (directory / "eval.csv").exists()
+    recorder = cut_back(directory, settings, step)
     if step is not None:
-        log.cut_back(step)
-        if recorder is not None and (directory / "states.npz").exists():
-            recorder = StateRecorder.load(directory / "states.npz", step)
         say(f"resuming {directory} at step {step} of {settings.steps}")
+    elif begun:
+        say(f"{directory} has no checkpoint yet: starting again from step 0")
     evaluator = Agent(settings, member.trainer.strategy, settings.env)._evaluator(settings)
-    return Run(member, evaluator, directory, {}, optional_sinks(settings, directory), recorder, store)
+    return Run(member, evaluator, directory, optional_sinks(settings, directory), recorder, store)
 
 
 def evaluate(directory: Path, episodes: int) -> int:

@@ -145,10 +145,9 @@ class CompiledTrainer(Trainer):
         return jax.jit(reset if self.alone else jax.vmap(reset))
 
     def begin(self) -> None:
-        uniform = self.step < (self.settings.learning_starts or 0)
         first = self.episode_seeds(np.zeros((len(self.seeds), self.num_envs), np.int64), 1)[..., 0]
         self.lanes, obs = self.reset(first[0] if self.alone else first)
-        self.state, action = self.program.begin(self.state, obs, uniform)
+        self.state, action = self.program.begin(self.state, obs, self.warming_up)
         self.action = np.array(action)
 
     @cached_property
@@ -195,7 +194,8 @@ class CompiledTrainer(Trainer):
         self.state, self.lanes, action, log = self.chunks[not idle](self.state, self.lanes, *args)
         self.action = np.array(action)
         if not idle:
-            guard.check(self.program, self.state, np.array(log.metrics)[..., :count, :], self.action)
+            values = np.array(log.metrics)[..., :count, :]
+            log = log._replace(metrics=guard.checked(self.program, self.state, values, self.action))
         log = [Seen(*(np.array(x)[(*m.at, slice(count))] for x in log)) for m in self.members]
         for member, seen in zip(self.members, log):
             note(member, seen, learning=not idle)

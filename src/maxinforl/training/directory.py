@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shlex
@@ -20,6 +19,8 @@ from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, title
+from maxinforl.training.lock import RunLock
+from maxinforl.training.store import xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
@@ -47,8 +48,11 @@ def holds_run(path: Path) -> bool:
 
 
 def clear(out: Path) -> None:
-    """Removes the run that a directory holds, and nothing that is not a run's."""
+    """Removes the run that a directory holds, and nothing that is not a run's; refused while a process has it."""
     if holds_run(out):
+        for config_file in (*out.glob("config.toml"), *out.glob("seed-*/config.toml")):
+            with RunLock(config_file.parent):
+                pass
         for entry in out.iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -72,11 +76,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def usable_cores() -> int:
-    """Cores this process may use, which may be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def command_line() -> str:
@@ -109,7 +108,7 @@ def open_run(
         "seed": settings.seed,
         "steps": settings.steps,
         "command": command_line(),
-        "cores": int(os.environ.get("NPROC", 0)) or usable_cores(),  # XLA takes as many threads
+        "cores": xla_threads(),
         "by_name": by_name,
         **({"together": list(together)} if together else {}),
         "versions": versions(),

@@ -47,10 +47,18 @@ class NotFinite(RunFailed):
         return NotFinite(self.tensor, self.value, self.step, self.arrays, self.seed, f"{batch} and {good}; ")
 
 
-def check(program: Program, state: TrainState, metrics: np.ndarray, action: np.ndarray) -> None:
-    """Raises NotFinite where the metrics of the last steps, [(seeds,) steps, names], or the next actions are not."""
-    if np.isfinite(metrics).all() and np.isfinite(action).all():
-        return
+def checked(program: Program, state: TrainState, values: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """The metrics of the last steps, [(seeds,) steps, names], from what `Program.live` gave.
+
+    Raises NotFinite where one of them, the agent after one of the steps or the next actions are not finite.
+    """
+    if np.isfinite(values).all() and np.isfinite(action).all():
+        return values[..., : len(program.metric_names)]
+    raise first_bad(program, state, values, action)
+
+
+def first_bad(program: Program, state: TrainState, metrics: np.ndarray, action: np.ndarray) -> NotFinite:
+    """The error about the first of these steps that has a number which is not finite."""
     if program.seeds is None:
         metrics, action = metrics[None], action[None]
     fine = np.array(np.isfinite(metrics).all(-1))
@@ -60,7 +68,7 @@ def check(program: Program, state: TrainState, metrics: np.ndarray, action: np.n
     own = rewound(alone(state, program, seed), ago)
     # a replay that is full has overwritten rows since a step before the last
     arrays = {} if ago and bool(own.replay.popped.any()) else drawn(program, own)
-    raise diagnose(own, seed, arrays, dict(zip(program.metric_names, metrics[seed, step])), action[seed])
+    return diagnose(own, seed, arrays, dict(zip(program.metric_names, metrics[seed, step])), action[seed])
 
 
 def check_weights(program: Program, state: TrainState, arrays: Mapping[str, np.ndarray], seed: int = 0) -> None:

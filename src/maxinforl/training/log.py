@@ -119,12 +119,19 @@ class Window:
                 "rollout/ep_len_mean": float(self.lengths.mean()),
             }
         if self.count:
-            line |= {name: float(value) for name, value in zip(names, self.total / self.count)}
-            if SKIPPED in line:
-                self.skipped += float(self.total[names.index(SKIPPED)])
-                line[SKIPPED_TOTAL] = self.skipped
+            line |= self._means(dict(zip(names, map(float, self.total))))
         self.count = 0
         return line
+
+    def _means(self, totals: dict[str, float]) -> dict[str, float]:
+        """Means over the updates that were made; where all were skipped there are none."""
+        skipped = totals.pop(SKIPPED, None)
+        made = self.count - (skipped or 0.0)
+        means = {name: total / made for name, total in totals.items()} if made > 0 else {}
+        if skipped is not None:
+            self.skipped += skipped
+            means |= {SKIPPED: skipped / self.count, SKIPPED_TOTAL: self.skipped}
+        return means
 
     def arrays(self) -> dict[str, np.ndarray]:
         numbers = np.array([self.count, self.finished], np.int64)

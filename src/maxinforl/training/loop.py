@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from threading import Thread
 from typing import Any
 
 import jax
@@ -27,6 +29,8 @@ from maxinforl.settings import Settings, check_updates
 from maxinforl.training import guard
 from maxinforl.training.log import Window
 
+PREEMPTED = 75  # the exit code of a run that can go on later
+STOPS = (signal.SIGINT, signal.SIGTERM)
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
 
 
@@ -196,10 +200,14 @@ class Trainer:
         """Continues with an agent that was loaded, on an empty replay."""
         self.state = TrainState(agent, self.state.replay, clock._replace(step=self.state.clock.step), self.state.seed)
 
+    @property
+    def warming_up(self) -> bool:
+        """Whether actions are still uniform."""
+        return self.step < (self.settings.learning_starts or 0)
+
     def begin(self) -> None:
-        uniform = self.step < (self.settings.learning_starts or 0)
         first = self.joined([pool.reset() for pool in self.pools])
-        self.state, action = self.program.begin(self.state, first, uniform)
+        self.state, action = self.program.begin(self.state, first, self.warming_up)
         self.action = np.array(action)
 
     def advance(self, most: int = 1) -> list[tuple[int, np.ndarray]]:
@@ -212,13 +220,13 @@ class Trainer:
         assert self.action is not None
         parts = [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
         self.step += self.num_envs
-        if self.step < (self.settings.learning_starts or 0):
+        if self.warming_up:
             self.state, action = self.program.collect(self.state, self.joined(parts))
         else:
-            self.state, action, metrics = self.program.step(self.state, self.joined(parts))
-            guard.check(self.program, self.state, np.array(metrics)[..., None, :], np.array(action))
-            for member, values in zip(self.members, self.each(np.array(metrics))):
-                member.window.add(values)
+            self.state, action, values = self.program.step(self.state, self.joined(parts))
+            metrics = guard.checked(self.program, self.state, np.array(values)[..., None, :], np.array(action))
+            for member, own in zip(self.members, self.each(metrics[..., 0, :])):
+                member.window.add(own)
         self.action = np.array(action)
         for member, pool in zip(self.members, self.pools):
             for _, ret, length in pool.finished:
@@ -272,56 +280,106 @@ def replay_episodes(member: Member, episodes: np.ndarray) -> str | None:
     """Brings a seed's environments to where they were, and checks that they got there."""
     trainer, at = member.trainer, member.at
     replay, pool = trainer.state.replay, trainer.pools[member.index]
-    ages, heads, rows = np.array(replay.age[at]), np.array(replay.head[at]), replay.age.shape[-1]
-    past = []
-    for lane, head in enumerate(heads):
-        back = np.arange(head - ages[lane, head % rows], head) % rows
-        past.append(np.array(replay.action[(*at, lane, back)]))
-    stored = np.array(replay.obs[(*at, np.arange(len(heads)), heads % rows)])
+    heads, rows = np.array(replay.head[at]), replay.age.shape[-1]
+    lanes = np.arange(len(heads))
+    ages, stored = (np.array(column[(*at, lanes, heads % rows)]) for column in (replay.age, replay.obs))
+    lost = ages >= rows  # the first actions of these episodes were overwritten
+    past = [
+        () if lost[lane] else np.array(replay.action[(*at, lane, np.arange(head - ages[lane], head) % rows)])
+        for lane, head in enumerate(heads)
+    ]
+    reached = repeated(pool, episodes + lost, past)
+    if reached is None or not np.array_equal(reached[~lost], stored[~lost]):
+        start_afresh(member, ~np.zeros_like(lost), pool.restore(episodes + 1, [()] * len(heads)))
+        return (
+            "this environment does not repeat an episode from its seed and actions, so the run goes on with new "
+            "episodes, the open ones counted as truncated, and is not the run that it would have been"
+        )
+    if lost.any():
+        start_afresh(member, lost, reached)
+        return (
+            f"an episode is longer than the {rows} rows that the replay keeps of an environment, so it counts as "
+            "truncated, a new one begins and the run is not the run that it would have been: raise --capacity"
+        )
+    return None
+
+
+def repeated(pool: EnvPool, episodes: np.ndarray, past: Sequence[Any]) -> np.ndarray | None:
+    """What the lanes of a pool see once these actions were played in these episodes; None where that cannot be."""
     if pool.seedable:
         with suppress(RunFailed):
-            if np.array_equal(pool.restore(episodes, past), stored):
-                return None
-    start_afresh(member, episodes + 1)
-    return (
-        "this environment does not repeat an episode from its seed and actions, so the run goes on with new episodes, "
-        "the open ones counted as truncated, and is not the run that it would have been"
-    )
+            return pool.restore(episodes, past)
+    return None
 
 
-def start_afresh(member: Member, episodes: np.ndarray) -> None:
-    """New episodes in every lane of a seed; those that were open are cut, as an environment that breaks cuts them."""
-    trainer, at, none = member.trainer, member.at, np.zeros(member.trainer.num_envs, bool)
-    whole, obs = trainer.state.replay, trainer.pools[member.index].restore(episodes, [()] * trainer.num_envs)
-    action = trainer.each(trainer.action)[member.index]  # type: ignore[arg-type]
-    cut = Transition(action, none.astype(np.float32), none, ~none, obs, obs, none)
+def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
+    """New episodes, which begin with `obs`, in some lanes of a seed; those that were open are cut, as an environment
+    that breaks cuts them. All other lanes and seeds stay as they are."""
+    trainer, at, none = member.trainer, member.at, np.zeros_like(lanes)
+    whole, before = trainer.state.replay, np.array(trainer.action)
+    cut = Transition(before[at], none.astype(np.float32), none, lanes, obs, obs, none)
     replay = jax.tree.map(lambda leaf: leaf[at], whole).add(cut)
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
     trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
-    trainer.action = np.array(trainer.program.react(trainer.state))
+    fresh = np.array(trainer.program.react(trainer.state, trainer.warming_up))
+    before[at][lanes] = fresh[at][lanes]
+    trainer.action = before
 
 
 @contextmanager
-def signals() -> Iterator[Callable[[], bool]]:
-    """Yields whether SIGINT or SIGTERM has asked to stop; a second one ends the process at once."""
+def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
+    """Yields whether SIGINT or SIGTERM has asked to stop; a second one interrupts, or ends the process at once."""
     asked: list[int] = []
 
     def note(number: int, frame: Any) -> None:
-        if asked:
-            raise SystemExit(75)
         asked.append(number)
+        if len(asked) > 1 and not ends_process:
+            raise KeyboardInterrupt
 
     try:
-        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        before = {s: signal.signal(s, note) for s in STOPS}
     except ValueError:  # not the main thread: nothing can be caught here
         yield lambda: False
         return
     try:
-        yield lambda: bool(asked)
+        with end_at_second() if ends_process else nullcontext():
+            yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def end_at_second() -> Iterator[None]:
+    """Ends the process at the second signal even where the main thread runs no Python, as in XLA's compiler."""
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        count = 0
+        while number := os.read(heard, 1):
+            count += number[0] in STOPS
+            if count > 1:
+                leave_at_once()
+
+    thread = Thread(target=listen, name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(told)
+        thread.join()
+        os.close(heard)
+
+
+def leave_at_once() -> None:
+    """Checkpoints are whole or absent however a process ends."""
+    if sys.stdout.isatty():
+        os.write(1, b"\x1b[?25h\n")  # the progress bar hides the cursor
+    os._exit(PREEMPTED)
 
 
 class Every:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.markup import escape
@@ -29,7 +28,6 @@ class Run:
     member: Member
     evaluator: Evaluator | None = None
     directory: Path | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
     extra_sinks: list[Sink] = field(default_factory=list)
     recorder: StateRecorder | None = None
     store: CheckpointStore | None = None  # the one a resumed run was loaded from
@@ -81,7 +79,7 @@ class Run:
             self.recorder.save(self.directory / "states.npz")
         if self.files is not None:
             self.files.sync()
-        checkpoint.save(self.member, self.store, self.meta, wait)
+        checkpoint.save(self.member, self.store, wait)
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -99,6 +97,7 @@ class Drive:
     trainer: Trainer
     runs: Sequence[Run]
     progress: Progress
+    owns_process: bool = False  # whether a second signal may end the process
 
     def __post_init__(self):
         for pool in () if self.progress.quiet else self.trainer.pools:
@@ -117,7 +116,7 @@ class Drive:
         settings, stride = self.trainer.settings, self.trainer.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         watch = Stopwatch()
-        with self.progress, signals() as asked:
+        with self.progress, signals(self.owns_process) as asked:
             if self.trainer.step == 0:
                 self.evaluate()
             while (step := self.trainer.step) < last:

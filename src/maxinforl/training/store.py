@@ -16,6 +16,7 @@ import platform
 import re
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,14 +83,38 @@ class NewerFormat(BadInput):
 
 
 def surroundings() -> dict[str, Any]:
-    """What decides whether a resumed run repeats bit for bit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {**_packages(), "processor": _processor(), "cores": cores}
+    """What decides whether a resumed run repeats bit for bit; None where it cannot be known."""
+    jax = sys.modules.get("jax")
+    return {
+        **_packages(),
+        "processor": _processor(),
+        "backend": jax.default_backend() if jax else None,
+        "XLA threads": xla_threads(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def usable_cores() -> int:
+    """Cores this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def xla_threads() -> int:
+    """Threads of XLA's pool, which decide the order of sums: NPROC where it is set, else one per core."""
+    asked = os.environ.get("NPROC", "")
+    return int(asked) if asked.isdecimal() and int(asked) else usable_cores()
 
 
 @cache
-def _packages() -> dict[str, str]:
-    return {name: metadata.version(name) for name in ("maxinforl", "jax", "jaxlib", "numpy", "gymnasium")}
+def _packages() -> dict[str, str | None]:
+    return {name: _version(name) for name in ("maxinforl", "jax", "jaxlib", "numpy", "gymnasium", "mujoco")}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache
@@ -103,10 +128,13 @@ def _processor() -> str:
 
 def drift(saved: Mapping[str, Any]) -> tuple[str, ...]:
     """One sentence for each way in which these surroundings differ from recorded ones."""
+    here = surroundings()
+    known = [name for name in here if saved.get(name) is not None and here[name] is not None]
+    said = lambda value: shown(str(value)) or "nothing"
     return tuple(
-        f"saved with {name} {shown(str(saved.get(name)))} and resumed with {here}: it may not repeat bit for bit"
-        for name, here in surroundings().items()
-        if saved.get(name) != here
+        f"saved with {name} {said(saved[name])} and resumed with {said(here[name])}: it may not repeat bit for bit"
+        for name in known
+        if saved[name] != here[name]
     )
 
 

@@ -1,0 +1,370 @@
+"""Runs taken up again: what is repeated, what cannot be and is said, and who may do it."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import maxinforl
+from maxinforl import cli
+from maxinforl.agent import make_trainer
+from maxinforl.envs import episode_seed, make_pool
+from maxinforl.errors import BadInput
+from maxinforl.replay import LAST, TRUNCATED
+from maxinforl.training import command, loop, store
+from maxinforl.training.directory import read_run
+from maxinforl.training.lock import RunLock
+from maxinforl.training.resume import Saved, saved_runs, take_up
+from maxinforl.training.run import Drive
+from maxinforl.training.store import CheckpointStore
+from test_run import FLAGS, Corridor, interrupted, make, metrics, same, saved_weights
+
+IDLE = ["--algo", "sac", *FLAGS, "--eval-episodes", "0", "--learning-starts", "1000"]  # compiles in no time
+
+
+class Drifting(Corridor):
+    """Begins as its seed says and then does what it likes."""
+
+    def step(self, action):
+        self.x += np.random.default_rng().normal()
+        return super().step(action)
+
+
+class Uneven(Corridor):
+    """The first episode of the first environment of seed 0 never ends."""
+
+    def reset(self, *, seed=None, options=None):
+        self.endless = seed == episode_seed(0, 0, 0)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, False, truncated and not self.endless, info
+
+
+class Drawn(Corridor):
+    """Counts the frames that it draws."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    render_mode, frames = "rgb_array", 0
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+
+    def render(self):
+        Drawn.frames += 1
+        return np.full((8, 8, 3), int(100 + 10 * self.x), np.uint8)
+
+
+gym.register("Drifting-v0", lambda: Drifting())
+gym.register("Uneven-v0", lambda: Uneven())
+gym.register("Drawn-v0", lambda **kwargs: Drawn(**kwargs))
+
+
+def broken_off(monkeypatch, arguments: list[str], out: Path, at: int = 45) -> Path:
+    """A run that died at a step, with a checkpoint every 20."""
+    with monkeypatch.context() as patch:
+        interrupted(patch, at)
+        with pytest.raises(MemoryError):
+            cli.main(["train", *IDLE, *arguments, "--steps", "60", "--save-every", "20", "--out", str(out)])
+    return out
+
+
+def said(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def lane_of(out: Path) -> Mapping[str, np.ndarray]:
+    """The rows of a run's first environment in its newest checkpoint."""
+    rows = CheckpointStore(out / "checkpoints").load().rows
+    assert rows is not None
+    return rows.lanes[0].columns
+
+
+def taken_up(directories: list[Path]):
+    """The saved runs' actions, and the trainer and sentences once they are taken up."""
+    saved = saved_runs(directories)
+    before = [c.state["host/action"] for c in saved.checkpoints]
+    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
+    sentences = take_up(trainer, saved)
+    assert trainer.action is not None
+    return before, trainer, sentences, trainer.action
+
+
+# ------------------------------------------------------------------ episodes that cannot be repeated
+
+
+def test_dynamics_that_do_not_follow_the_seed_are_found_by_what_they_lead_to(tmp_path, monkeypatch, capsys):
+    out = broken_off(monkeypatch, ["--env", "Drifting-v0"], tmp_path / "run")
+    open_age = lane_of(out)["age"][-1]
+    assert open_age > 0  # an episode was under way
+    assert cli.main(["resume", str(out)]) == 0
+    text = said(capsys)
+    assert "does not repeat an episode from its seed and actions" in text and "resuming" in text
+    rows = lane_of(out)
+    cut = [i for i in range(len(rows["end"]) - 1) if rows["end"][i] == TRUNCATED and rows["age"][i] == open_age - 1]
+    assert cut and rows["end"][cut[0] + 1] == LAST
+
+
+def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, monkeypatch, capsys):
+    """Of three environments only the one whose first actions are gone; the other lanes go on as they were."""
+    flags = ["--env", "Uneven-v0", "--num-envs", "3", "--capacity", "6"]
+    out = broken_off(monkeypatch, flags, tmp_path / "run")
+    (before,), trainer, sentences, action = taken_up([out])
+    assert len(sentences) == 1 and "longer than the 10 rows" in sentences[0] and "raise --capacity" in sentences[0]
+    pool, replay = trainer.pools[0], trainer.state.replay
+    assert pool.episodes.tolist() == [1, 1, 1] and int(replay.age[0, int(replay.head[0]) % replay.rows]) == 0
+    assert int(replay.end[0, (int(replay.head[0]) - 1) % replay.rows]) == LAST
+    assert np.array_equal(action[1:], before[1:])
+    assert np.array_equal(action[0], np.array(trainer.program.react(trainer.state, True))[0])
+    assert cli.main(["resume", str(out)]) == 0
+    assert "counts as truncated" in said(capsys)
+
+
+def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
+    """And acts at random before learning starts."""
+    broken_off(monkeypatch, ["--env", "Uneven-v0", "--seeds", "0-1", "--capacity", "20"], tmp_path / "runs")
+    before, trainer, sentences, action = taken_up([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
+    assert len(sentences) == 1 and "longer than the 28 rows" in sentences[0]
+    assert np.array_equal(action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
+    uniform, greedy = (np.array(trainer.program.react(trainer.state, u))[0] for u in (True, False))
+    assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_only_the_last_frame_of_a_replayed_episode_is_drawn(workers):
+    if workers:
+        pool = make_pool("pixels/pendulum-hanging", image_size=16, workers=True)
+        seen = [pool.reset(), *(pool.step(np.full((1, 1), a, np.float32)).obs for a in (0.5, -1.0, 1.0))]
+        past = [np.array([[0.5], [-1.0], [1.0]], np.float32)]
+        assert np.array_equal(pool.restore(np.array([0]), past), seen[-1])
+        return pool.close()
+    pool = make_pool("pixels/Drawn-v0", image_size=8)
+    pool.reset()
+    actions = np.linspace(-0.5, 0.5, 9, dtype=np.float32)[:, None]
+    last = [pool.step(a[None]) for a in actions][-1]
+    Drawn.frames = 0
+    assert np.array_equal(pool.restore(np.array([0]), [actions]), last.obs)
+    assert Drawn.frames == 2  # of the reset and of the end
+    assert pool._length == [9] and pool._return[0] == pytest.approx(float(last.reward[0]), abs=100)
+
+
+# ------------------------------------------------------------------ from Python
+
+
+def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, monkeypatch, capsys):
+    build = lambda: maxinforl.make(
+        "sac",
+        Corridor,
+        save_every=20,
+        eval_every=30,
+        eval_episodes=2,
+        log_every=20,
+        batch_size=16,
+        set={"base.hidden": (16, 16)},
+    )
+    build().learn(70, out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        interrupted(patch, 55)
+        with pytest.raises(MemoryError):
+            build().learn(70, out=tmp_path / "broken")
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 2
+    sentence = capsys.readouterr().err
+    assert f"maxinforl.resume('{tmp_path / 'broken'}', env=...)" in sentence and sentence.count("\n") == 1
+    with pytest.raises(BadInput, match="pass it as resume"):
+        maxinforl.resume(tmp_path / "broken")
+    with pytest.raises(BadInput, match="other observations or actions"):
+        maxinforl.resume(tmp_path / "broken", env="Pendulum-v1")
+    agent = maxinforl.resume(tmp_path / "broken", env=lambda: Corridor())
+    assert agent.trainer is not None and agent.trainer.step == 70 and agent.evaluations
+    assert (tmp_path / "whole/eval.csv").read_bytes() == (tmp_path / "broken/eval.csv").read_bytes()
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
+    assert same(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken"))
+    again = maxinforl.resume(tmp_path / "broken", env=lambda: Corridor())  # finished
+    assert np.array_equal(
+        again.predict(np.zeros(2), deterministic=True)[0], agent.predict(np.zeros(2), None, None, True)[0]
+    )
+    with pytest.raises(BadInput, match="holds no run"):
+        maxinforl.resume(tmp_path)
+
+
+def test_evaluations_come_as_often_as_learn_was_told(tmp_path):
+    agent = make("sac", learning_starts=1000, eval_every=40).learn(40, eval_every=10, out=tmp_path / "run")
+    assert [step for step, _ in agent.evaluations] == [0, 10, 20, 30, 40]
+    assert read_run(tmp_path / "run")[0].eval_every == 10
+
+
+def test_learn_holds_its_directory_and_nobody_clears_it_meanwhile(tmp_path, monkeypatch, capsys):
+    out, until, met = tmp_path / "run", Drive.until, []
+
+    def during(self, last):
+        with pytest.raises(BadInput, match=f"in use by pid {os.getpid()}"):
+            RunLock(out).__enter__()
+        met.append(cli.main(["train", *IDLE, "--env", "Corridor-v0", "--out", str(out), "--overwrite"]))
+        return until(self, last)
+
+    monkeypatch.setattr(Drive, "until", during)
+    make("sac", learning_starts=1000, eval_episodes=0).learn(20, out=out)
+    assert met == [2] and "in use by" in capsys.readouterr().err
+    assert CheckpointStore(out / "checkpoints").load().step == 20
+    with RunLock(out):
+        pass
+
+
+# ------------------------------------------------------------------ what a checkpoint was made with
+
+
+def edited(out: Path, old: str, new: str) -> None:
+    text = (out / "config.toml").read_text()
+    assert old in text
+    (out / "config.toml").write_text(text.replace(old, new))
+
+
+def test_a_configuration_that_is_not_the_checkpoints_is_said_or_refused(tmp_path, monkeypatch, capsys):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    edited(out, "gamma = 0.99", "gamma = 0.5")
+    sentence = "the checkpoint at step 40 was made with base.gamma 0.99 and not 0.5"
+    with pytest.warns(UserWarning, match=sentence):
+        maxinforl.load(out)
+    edited(out, "num_envs = 1", "num_envs = 2")
+    assert cli.main(["resume", str(out)]) == 2
+    refused = capsys.readouterr().err
+    assert "--num-envs 1 and not 2" in refused and "restore its config.toml" in refused and refused.count("\n") == 1
+    edited(out, "num_envs = 2", "num_envs = 1")
+    assert cli.main(["resume", str(out)]) == 0
+    assert sentence in said(capsys)
+    assert cli.main(["resume", str(out)]) == 0 and CheckpointStore(out / "checkpoints").load().meta["base.gamma"] == 0.5
+
+
+def test_surroundings_that_decide_the_numbers_are_recorded_and_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPROC", "3")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    with CheckpointStore(tmp_path) as checkpoints:
+        checkpoints.save(1, {"x": np.zeros(1)}, None, {})
+    found = store.surroundings()
+    assert (found["XLA threads"], found["backend"], found["XLA_FLAGS"]) == (3, "cpu", "") and found["mujoco"]
+    assert CheckpointStore(tmp_path).load().drift == ()
+    monkeypatch.setenv("NPROC", "2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_other")
+    threads, flags = CheckpointStore(tmp_path).load().drift
+    assert "saved with XLA threads 3 and resumed with 2" in threads
+    assert "saved with XLA_FLAGS nothing and resumed with --xla_other" in flags
+
+
+# ------------------------------------------------------------------ while a run is taken up
+
+
+def test_a_hang_while_a_run_is_taken_up_is_watched_too(tmp_path, monkeypatch):
+    out, active = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run"), []
+
+    class Watch:
+        def __init__(self, seconds, callers):
+            self.callers = callers
+
+        def __enter__(self):
+            active.append(self.callers)
+
+        def __exit__(self, *_):
+            active.pop()
+
+    def hangs(trainer, saved):
+        assert active and list(active[0]) == list(trainer.pools)
+        return take_up(trainer, saved)
+
+    monkeypatch.setattr(command, "Watchdog", Watch)
+    monkeypatch.setattr(command, "take_up", hangs)
+    assert cli.main(["resume", str(out)]) == 0
+
+
+def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch):
+    broken_off(monkeypatch, ["--env", "Corridor-v0", "--seeds", "0-1"], tmp_path / "runs")
+    saved: Saved = saved_runs([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
+    held = [weakref.ref(c.rows.lanes[0].columns["obs"].base) for c in saved.checkpoints if c.rows]
+    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
+    fresh = weakref.ref(trainer.state.replay.obs)
+    take_up(trainer, saved)
+    gc.collect()
+    assert len(held) == 2 and not any(ref() is not None for ref in held) and fresh() is None
+    assert saved.step == 40 and saved.checkpoints == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
+def test_damaged_states_are_one_sentence(tmp_path, monkeypatch, capsys, damage):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0", "--record-states"], tmp_path / "run")
+    path = out / "states.npz"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes({"cut": data[: len(data) // 2], "flipped": data, "foreign": b"PK\x03\x04"}[damage])
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 2
+    sentence = capsys.readouterr().err
+    assert str(path) in sentence and sentence.count("\n") == 1 and "remove it" in sentence
+    path.unlink()
+    assert cli.main(["resume", str(out)]) == 0
+
+
+# ------------------------------------------------------------------ signals
+
+STUCK = """
+import ctypes, sys, threading
+from maxinforl.training.loop import signals
+from maxinforl.training.store import CheckpointStore
+from maxinforl import files
+
+def compiling():  # native code that never comes back, as XLA's compiler for a while
+    mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+def writing():
+    files.stage = lambda name: threading.Event().wait()
+    CheckpointStore(sys.argv[2]).save(1, {}, None, {})
+
+with signals(ends_process=True) as asked:
+    print("ready", flush=True)
+    {"compiling": compiling, "writing": writing}[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize("where", ["compiling", "writing"])
+def test_a_second_signal_ends_the_process_at_once(tmp_path, where):
+    process = subprocess.Popen([sys.executable, "-c", STUCK, where, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.wait(10) == 75
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+def test_in_ones_own_process_a_second_signal_only_interrupts():
+    before = signal.getsignal(signal.SIGTERM)
+    with loop.signals() as asked:
+        assert not asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_one_signal_asks_and_leaves_no_thread_or_handle_behind():
+    count = len(os.listdir("/proc/self/fd"))
+    with loop.signals(ends_process=True) as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked()
+    assert len(os.listdir("/proc/self/fd")) == count and signal.set_wakeup_fd(-1) == -1
