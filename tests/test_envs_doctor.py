@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from maxinforl import doctor
+from maxinforl import cli, doctor
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +74,14 @@ def test_gpu_preallocation_is_reported(monkeypatch):
 def test_free_memory_is_positive_where_it_can_be_read():
     free = doctor.free_bytes()
     assert free is None or free > 0
+
+
+def test_the_memory_of_a_configured_run(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "free_bytes", lambda: 4 * doctor.GIB)
+    quick = lambda: [doctor.memory(seen[-1])]
+    seen = []
+    monkeypatch.setattr(doctor, "checks", lambda replay_bytes=0: seen.append(replay_bytes) or quick())
+    wide = ["--algo", "drq", "--env", "pixels/pendulum-hanging", "--steps", "250000"]
+    assert cli.main(["doctor", *wide]) == 1 and 250_000 * 84 * 84 * 3 < seen[-1] < 1.01 * 250_001 * 84 * 84 * 3
+    assert cli.main(["doctor", *wide, "--image-size", "32"]) == 0 and "4.0 GiB free" in capsys.readouterr().out
+    assert cli.main(["doctor"]) == 0 and seen[-1] == 0

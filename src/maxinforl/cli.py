@@ -151,7 +151,8 @@ def parser() -> Parser:
     listing.add_argument("--figures", action="store_true", help="the figures that `reproduce` makes")
     listing.add_argument("--preset", action="store_true", help="the presets and what they change")
 
-    commands.add_parser("doctor", help="check this machine and say what to fix")
+    doctor = commands.add_parser("doctor", help="check this machine and say what to fix")
+    add_settings(doctor)
     add_experiments(commands)
     add_tools(commands)
     add_examples(root)
@@ -338,8 +339,10 @@ def doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from maxinforl import doctor
+    from maxinforl.training.command import replay_of
 
-    return doctor.main(Console())
+    given = given_settings(args)
+    return doctor.main(Console(), replay_of(given) if given else 0)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -33,7 +33,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'eval "$(maxinforl completion bash)"',
         "maxinforl completion fish > ~/.config/fish/completions/maxinforl.fish",
     ),
-    "doctor": ("maxinforl doctor",),
+    "doctor": (
+        "maxinforl doctor",
+        "maxinforl doctor --algo drq --env pixels/dmc/cartpole-swingup --steps 250000",
+    ),
 }
 SHELLS = ("bash", "zsh", "fish")
 

@@ -20,7 +20,7 @@ from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory
+from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
 from maxinforl.training.resume import OWN, cut_back, saved_runs, take_up
@@ -49,6 +49,13 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     for settings, directory in runs:
         open_run(directory, *resolve(settings), first.observation_space, first.action_space, together=together)
     return carry_on([directory for _, directory in runs])
+
+
+def replay_of(given: dict[str, Any]) -> int:
+    """Bytes of the replay that a run with these settings would take."""
+    settings, strategy = resolve(Settings(**given))
+    agent = Agent(settings, strategy, settings.env)
+    return replay_bytes(settings, settings.steps, agent.observation_space, agent.action_space)
 
 
 def carry_on(directories: list[Path]) -> int:

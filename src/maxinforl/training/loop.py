@@ -58,10 +58,14 @@ def keep_freed_memory() -> None:
             libc.mallopt(parameter, value)
 
 
+def replay_bytes(settings: Settings, steps: int, observation: Box, action: Box, seeds: int = 1) -> int:
+    frame = row_bytes(observation.shape, observation.dtype.itemsize, action.shape[0])
+    return seeds * settings.num_envs * rows_for(steps, settings) * frame
+
+
 def check_memory(settings: Settings, steps: int, observation: Box, action: Box, seeds: int = 1) -> int:
     """Bytes the replay will take; refused before anything is taken when they are not there."""
-    frame = row_bytes(observation.shape, observation.dtype.itemsize, action.shape[0])
-    needed, there = seeds * settings.num_envs * rows_for(steps, settings) * frame, available_memory()
+    needed, there = replay_bytes(settings, steps, observation, action, seeds), available_memory()
     if there is not None and needed > 0.9 * there:
         raise BadInput(
             f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or "
