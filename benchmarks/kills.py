@@ -174,7 +174,7 @@ def trial(kind: str, number: int, stage: str | None, args: argparse.Namespace) -
         died, resumed = killed(kind, out, args.steps, stage, rng)
     said = complete(["resume", str(out)])
     line = {"number": number, "kind": kind, "stage": stage, "tries": tries, "died": died, "resumed": resumed}
-    line["said"] = next((text for text in said.splitlines() if text.startswith("resuming")), "")
+    line["said"] = next((t for t in said.splitlines() if t.startswith("resuming")), "").replace(str(out), out.name)
     return line | {"same": fate(twin) == fate(out)}
 
 

@@ -32,11 +32,12 @@ IDLE = ["--algo", "sac", *FLAGS, "--eval-episodes", "0", "--learning-starts", "1
 
 
 class Drifting(Corridor):
-    """Begins as its seed says and then does what it likes."""
+    """Begins and ends as its seed says, and does what it likes in between."""
 
     def step(self, action):
         self.x += np.random.default_rng().normal()
-        return super().step(action)
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, False, truncated, info
 
 
 class Uneven(Corridor):
