@@ -82,6 +82,6 @@ def test_the_memory_of_a_configured_run(monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(doctor, "checks", lambda replay_bytes=0: seen.append(replay_bytes) or quick())
     wide = ["--algo", "drq", "--env", "pixels/pendulum-hanging", "--steps", "250000"]
-    assert cli.main(["doctor", *wide]) == 1 and 250_000 * 84 * 84 * 3 < seen[-1] < 1.01 * 250_001 * 84 * 84 * 3
+    assert cli.main(["doctor", *wide]) == 1 and 250_000 * 84 * 84 * 3 < seen[-1] < 1.06 * 250_001 * 84 * 84 * 3
     assert cli.main(["doctor", *wide, "--image-size", "32"]) == 0 and "4.0 GiB free" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0 and seen[-1] == 0
