@@ -206,7 +206,8 @@ def test_every_program_is_traced_once(lives, program):
 def test_clocks_metrics_and_warm_up(lives, program):
     (s, actions, metrics), _ = lives[0]
     assert (int(s.clock.step), int(s.clock.update), int(s.clock.total)) == (3, 2, 100)
-    assert metrics.shape == (2, len(program.metric_names)) and program.metric_names == sorted(program.metric_names)
+    assert metrics.shape == (2, len(program.metric_names) + 1)  # the last says whether all weights are finite
+    assert program.metric_names == sorted(program.metric_names) and not metrics[:, -1].any()
     assert {"train/critic_loss", "explore/info_gain", "explore/alpha2", "explore/alpha1"} <= set(program.metric_names)
     assert np.isfinite(metrics).all() and (np.abs(actions) <= 1).all()
     assert len(np.unique(actions.round(6))) == actions.size  # every step has noise of its own
