@@ -281,7 +281,7 @@ ALGORITHMS = [
     m("the greedy agent acts", "explore/eipo.py", "return self.mixed.learner", "return self.greedy",
       f"{EXPLORE}::test_the_greedy_agent_has_no_entropy_and_never_acts"),
     m("the intrinsic reward's statistics updated before use", "explore/intrinsic_sum.py",
-      "self.shaping(s, batch, s.scale(raw))", "self.shaping(s, batch, s.scale.update(raw)(raw))", SUM),
+      "s.scale(reward(latents))", "s.scale.update(reward(latents))(reward(latents))", SUM),
     m("statistics of standardised rewards", "explore/intrinsic_sum.py",
       "scale=s.scale.update(raw))", "scale=s.scale.update(s.scale(raw)))", SUM),
     # ------------------------------------------------------------ switch
@@ -316,7 +316,13 @@ PASSES = f"{PRODUCT}::test_an_update_encodes_as_few_images_as_the_algorithm_allo
 
 PIXELS = [
     # ------------------------------------------------------------ the encoder
-    m("images from 0 to 255", EYES, "obs.astype(jnp.float32) / 255", "obs.astype(jnp.float32)", FEATURES),
+    m("the critic's loss does not train the encoder", LEARN,
+      "(*to_encoder(by_features), by_critic)", "(*to_encoder(0 * by_features), by_critic)",
+      "tests/test_pixels_learner.py"),
+    m("images in slices out of order", EYES,
+      "images.reshape(-1, few, *images.shape[1:])).reshape(count, -1)",
+      "images.reshape(-1, few, *images.shape[1:])[::-1]).reshape(count, -1)", FEATURES),
+    m("images from 0 to 255", EYES, "images.astype(jnp.float32) / 255", "images.astype(jnp.float32)", FEATURES),
     m("every convolution has stride 1", EYES, "(2, 1, 1, 1), 32", "(1, 1, 1, 1), 32",
       f"{ENCODER}::test_20_width_of_the_features"),
     m("a convolution's bias forgotten", EYES, "stride) + layer.bias)", "stride))", FEATURES),
