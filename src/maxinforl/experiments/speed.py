@@ -245,7 +245,7 @@ class Subject:
 COMPILED = ("begin", "collect", "step", "react", "act", "sample_act", "recent_error")
 
 
-def bench(seeds: list[Settings], repeats: int = 10, seconds: float = 0.3) -> list[Row]:
+def bench(seeds: list[Settings], repeats: int = 50, seconds: float = 0.06) -> list[Row]:
     """Floor, update and whole agent step of every algorithm in one interleaved run."""
     subjects = {title(s): Subject(s) for s in seeds}
     calls: dict[str, Callable[[], Any]] = {"matmul": matmul()}
@@ -309,7 +309,7 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
             row.cold_s = startup(row.algo, settings.env, Path(cache))
             row.warm_s = startup(row.algo, settings.env, Path(cache))
     console.print(table(rows))
-    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 10 repeats")
+    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 50 repeats")
     if json_file is not None:
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}")
