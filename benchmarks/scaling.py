@@ -103,6 +103,8 @@ def draw(results: dict[str, dict[str, float]], path: Path) -> None:
         per = [v / float(n) for n, v in ms.items()] if name.startswith("seeds") else y
         axis.plot(x, per, "o-", color="tab:blue")
         axis.set(xscale="log", ylim=(0, max(per) * 1.15), title=name)
+        axis.set_xticks(x, [f"{n:,.0f}".replace(",", " ") for n in x])
+        axis.minorticks_off()
         axis.set_ylabel("ms per step and seed" if name.startswith("seeds") else "ms per agent step")
     for axis in axes.flat[len(grown) :]:
         axis.remove()
