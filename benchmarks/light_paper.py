@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from maxinforl.experiments.rundir import find_runs
 from maxinforl.experiments.statistics import (
     Hits,
     mean_se,
@@ -24,8 +25,8 @@ THRESHOLDS = {"mountain-car": 90.0, "pendulum-hanging": -400.0}
 
 
 def curves(cell: Path) -> tuple[np.ndarray, np.ndarray]:
-    runs = [np.genfromtxt(p, delimiter=",", skip_header=1) for p in sorted(cell.glob("seed-*/eval.csv"))]
-    return runs[0][:, 0], np.stack([run[:, 3] for run in runs])
+    returns = [run.evaluation["mean_return"] for run in find_runs([cell])]
+    return returns[0].step, np.stack([series.value for series in returns])
 
 
 def final(returns: np.ndarray) -> str:

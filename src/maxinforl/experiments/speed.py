@@ -308,8 +308,8 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
         with console.status(f"starting {row.algo} in a process of its own"), TemporaryDirectory() as cache:
             row.cold_s = startup(row.algo, settings.env, Path(cache))
             row.warm_s = startup(row.algo, settings.env, Path(cache))
-    console.print(table(rows))
-    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 50 repeats")
-    if json_file is not None:
+    if json_file is not None:  # first, so that nothing is lost where the reader of the table leaves early
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}")
+    console.print(table(rows))
+    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 50 repeats")
