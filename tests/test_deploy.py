@@ -145,6 +145,8 @@ def test_the_command_exports_a_saved_agent_that_numpy_alone_can_run(tmp_path, ca
     agent = made("sac", "Pendulum-v1")
     agent.save(tmp_path / "saved")
     assert cli.main(["export", str(tmp_path / "saved"), "--to", "numpy", "--out", str(tmp_path / "b")]) == 0
+    assert cli.main(["export", str(tmp_path / "saved")]) == 0
+    assert (tmp_path / "saved-numpy" / "contract.json").exists()
     assert "median" in capsys.readouterr().out
     obs = observations(agent, 100)
     np.save(tmp_path / "obs.npy", obs)

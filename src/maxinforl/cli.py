@@ -199,8 +199,10 @@ def add_tools(commands: Any) -> None:
     """Commands about runs that exist."""
     export = commands.add_parser("export", help="write a trained policy that acts without JAX")
     export.add_argument("directory", metavar="DIR", help="run directory, or what Agent.save wrote")
-    export.add_argument("--to", required=True, help="numpy (a runner that needs only NumPy) or onnx", metavar="FORMAT")
-    export.add_argument("--out", required=True, help="directory for the bundle", metavar="BUNDLE")
+    export.add_argument(
+        "--to", default="numpy", help="numpy (a runner that needs only NumPy; default) or onnx", metavar="FORMAT"
+    )
+    export.add_argument("--out", help="directory for the bundle (default: DIR-numpy or DIR-onnx)", metavar="BUNDLE")
 
     inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
     inspect.add_argument("directory", metavar="DIR", help="directory of one run, with or without checkpoints")
@@ -374,8 +376,9 @@ def export(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import deploy, load
 
-    took = deploy.export(load(args.directory), args.to, args.out)
-    print(f"wrote {args.out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
+    out = args.out or f"{Path(args.directory)}-{args.to}"
+    took = deploy.export(load(args.directory), args.to, out)
+    print(f"wrote {out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
     return DONE
 
 
