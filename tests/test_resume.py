@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,26 @@ def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     assert np.array_equal(action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
     uniform, greedy = (np.array(trainer.program.react(trainer.state, u))[0] for u in (True, False))
     assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
+
+
+@pytest.mark.parametrize("lost", ["first", "common"])
+def test_seeds_without_a_step_in_common_start_again(tmp_path, monkeypatch, capsys, lost):
+    """Killed between the first checkpoints of two seeds, or with the only step that both had gone."""
+    flags = ["--env", "Corridor-v0", "--seeds", "0-1", "--keep", "2"]
+    whole, out = tmp_path / "whole", tmp_path / "runs"
+    done = ["train", *IDLE, *flags, "--steps", "60", "--save-every", "20", "--out", str(whole)]
+    assert cli.main(done) == 0
+    broken_off(monkeypatch, flags, out, at=25 if lost == "first" else 45)
+    for step in (20,) if lost == "first" else (20, 40):
+        seed = 1 if lost == "first" or step == 40 else 0
+        shutil.rmtree(out / f"seed-{seed}/checkpoints/step-{step:09d}")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 0
+    assert "seed-0 has no checkpoint of a step that all seeds have one of: starting again from step 0" in said(capsys)
+    for seed in ("seed-0", "seed-1"):
+        assert same(saved_weights(whole / seed), saved_weights(out / seed))
+        assert metrics(whole / seed) == metrics(out / seed)
+        assert CheckpointStore(out / seed / "checkpoints").steps() == [40, 60]
 
 
 @pytest.mark.parametrize("workers", [False, True])

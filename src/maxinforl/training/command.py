@@ -196,7 +196,10 @@ def prepare(member: Member, directory: Path, store: CheckpointStore, step: int |
     if step is not None:
         say(f"resuming {directory} at step {step} of {settings.steps}")
     elif begun:
-        say(f"{directory} has no checkpoint yet: starting again from step 0")
+        shared = "of a step that all seeds have one of" if store.steps() else "yet"
+        say(f"{directory} has no checkpoint {shared}: starting again from step 0")
+    if step is None:
+        store.restart()
     evaluator = Agent(settings, member.trainer.strategy, settings.env)._evaluator(settings)
     return Run(member, evaluator, directory, optional_sinks(settings, directory), recorder, store)
 

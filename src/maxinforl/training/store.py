@@ -412,6 +412,13 @@ class CheckpointStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def restart(self) -> None:
+        """Give up every checkpoint, so that the next save begins a new history; it sweeps away their segments."""
+        with self._kept():
+            for step in self.steps():
+                self._discard(self.directory / _step_name(step))
+            self._line, self._swept = _Line(), False
+
     def _check_step(self, step: int) -> None:
         latest, there = self._line.latest, self.steps()
         if latest is None and there:
