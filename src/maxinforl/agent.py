@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ EnvLike: TypeAlias = str | gym.Env | VectorEnv | Callable[..., gym.Env]
 FORMAT = 1
 SAVED = "agent.safetensors"
 PREDICT = 2  # stream of random numbers
+LARGEST = 2**24  # numbers in an observation that a file may claim
 
 
 class Agent:
@@ -211,7 +213,7 @@ class Agent:
         init = lambda: program.agent.init(stream(self.settings.seed, INIT), program.spec)  # type: ignore[arg-type]
         if self._loaded is None:
             return jax.jit(init)()
-        return agent_from(self._loaded["agent"], jax.eval_shape(init))
+        return agent_from(self._loaded["agent"], outline(init))
 
     def _clock(self) -> Any:
         return clock(**self._loaded["clock"]) if self._loaded else clock()
@@ -233,6 +235,15 @@ class Agent:
             "env": self.env if isinstance(self.env, str) else None,
         }
         files.save_arrays(files.make_directory(directory) / SAVED, agent_arrays(state), meta)
+
+
+def outline(init: Callable[[], Any]) -> Any:
+    """Shapes and types of what `init` would make of a configuration from a file, which may be any."""
+    try:
+        return jax.eval_shape(init)
+    except Exception as error:
+        why = files.shown(f"{type(error).__name__}: {error}".split("\n")[0])
+        raise BadInput(f"no agent can be made of the saved configuration ({why}): restore it from a copy") from error
 
 
 def make_trainer(strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int) -> Trainer:
@@ -340,7 +351,7 @@ def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custo
         settings = read_settings(meta["settings"])
         agent = Agent(settings, strategy, env or meta["env"])
         agent._known_spaces = read_spaces(meta["spaces"])
-        agent._loaded = {"agent": arrays, "clock": {k: int(meta["clock"][k]) for k in ("step", "update", "total")}}
+        agent._loaded = {"agent": arrays, "clock": read_clock(meta["clock"])}
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a complete saved agent: {error!r} is missing or of the wrong kind") from error
     agent._acting()  # so that a file that does not fit says so now
@@ -355,9 +366,9 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
         warnings.warn(sentence, stacklevel=3)
     part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
-    agent = Agent(settings, strategy, env or (settings.env if plain["by_name"] else None))
+    agent = Agent(settings, strategy, env or (settings.env if plain.get("by_name", True) else None))
     agent._known_spaces = read_spaces(plain["spaces"])
-    agent._loaded = {"agent": part("agent/"), "clock": {k: int(v) for k, v in part("clock/").items()}}
+    agent._loaded = {"agent": part("agent/"), "clock": read_clock(part("clock/"))}
     agent._acting()
     return agent
 
@@ -385,9 +396,8 @@ def read_settings(table: Any) -> Settings:
 
 def read_pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
     items = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(items, list) or not all(
-        len(p) == 2 and isinstance(p[0], str) for p in items if isinstance(p, (list, tuple))
-    ):
+    pair = lambda p: isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str)
+    if not isinstance(items, list) or not all(map(pair, items)):
         raise BadInput(f"{name} must be a table of names and values")
     return tuple((p[0], tuple(p[1]) if isinstance(p[1], list) else p[1]) for p in items)
 
@@ -401,10 +411,36 @@ def plain_spaces(observation: spaces.Box, action: spaces.Box) -> dict[str, Any]:
     }
 
 
-def read_spaces(table: dict[str, Any]) -> tuple[spaces.Box, spaces.Box]:
-    low, high = (np.array(table[k], np.float32) for k in ("action_low", "action_high"))
-    shape, image = tuple(int(n) for n in table["observation_shape"]), table["observation_dtype"] == "uint8"
-    if low.ndim != 1 or low.shape != high.shape or not np.isfinite([low, high]).all() or len(shape) not in (1, 3):
-        raise BadInput("the saved spaces are damaged")
-    observation = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-np.inf, np.inf, shape, np.float32)
-    return observation, spaces.Box(low, high, dtype=np.float32)
+def read_spaces(table: Any) -> tuple[spaces.Box, spaces.Box]:
+    """Spaces from a table of a file, refused where no environment has such or a shape would take much memory."""
+    names = ("observation_shape", "observation_dtype", "action_low", "action_high")
+    shape, dtype, low, high = (table.get(name) for name in names) if isinstance(table, dict) else [None] * 4
+    if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
+        raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
+    pixels = dtype == "uint8"
+    observation = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
+    return observation, spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+
+
+def _is_shape(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) in (1, 3) and all(type(n) is int and n > 0 for n in value)
+    return whole and math.prod(value) <= LARGEST
+
+
+def _is_range(low: Any, high: Any) -> bool:
+    """Whether they are the bounds of actions, as numbers that float32 holds."""
+    if not (isinstance(low, list) and isinstance(high, list) and 0 < len(low) == len(high)):
+        return False
+    numbers = all(type(x) in (int, float) and abs(x) <= np.finfo(np.float32).max for x in (*low, *high))
+    return numbers and all(a <= b for a, b in zip(low, high))
+
+
+def read_clock(table: Any) -> dict[str, int]:
+    """Counters from a table or the arrays of a file."""
+    try:
+        counts = {name: int(table[name]) for name in ("step", "update", "total")}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        counts = {"step": -1}
+    if not all(0 <= count < 2**31 for count in counts.values()):
+        raise BadInput("the saved counters are damaged: restore the file that holds them from a copy")
+    return counts

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from maxinforl.training.store import xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
+OWN: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, and what they must be
+    "by_name": lambda value: isinstance(value, bool),
+    "planned": lambda value: type(value) is int and 0 < value < 2**31,
+    "together": lambda value: isinstance(value, list) and all(type(n) is int and 0 <= n < 2**32 for n in value),
+    "history": lambda value: isinstance(value, list) and all(isinstance(entry, dict) for entry in value),
+}
 
 
 def next_directory(root: Path = Path("runs")) -> Path:
@@ -122,14 +128,18 @@ def open_run(
 
 def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strategy, dict[str, Any]]:
     """Settings, agent and the whole table of a run directory."""
-    from maxinforl.agent import read_settings
+    from maxinforl.agent import read_settings, read_spaces
 
-    table = files.read_toml(path / "config.toml")
+    table = files.read_toml(files.inside(path, "config.toml"))
     if not isinstance(table.get("format"), int) or table["format"] > FORMAT:
         raise BadInput(f"{path / 'config.toml'} is of a newer format: upgrade maxinforl to read it")
     for name in ("settings", "agent", "spaces"):
         if not isinstance(table.get(name), dict):
             raise BadInput(f"{path / 'config.toml'} lacks its [{name}] table")
+    for name, fits in OWN.items():
+        if name in table and not fits(table[name]):
+            raise BadInput(f"{path / 'config.toml'} is damaged: '{name}' is not what a run writes, restore it")
+    read_spaces(table["spaces"])
     strategy = config.from_plain(table["agent"], custom=custom)
     if not isinstance(strategy, Strategy):
         raise BadInput(f"{path / 'config.toml'}: [agent] is not an exploration strategy")
