@@ -1,5 +1,6 @@
 """Runs taken up again: what is repeated, what cannot be and is said, and who may do it."""
 
+import errno
 import gc
 import os
 import shutil
@@ -16,14 +17,15 @@ import numpy as np
 import pytest
 
 import maxinforl
-from maxinforl import cli
+from maxinforl import cli, files
 from maxinforl.agent import make_trainer
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, TRUNCATED
 from maxinforl.training import command, loop, store
-from maxinforl.training.directory import read_run
+from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
+from maxinforl.training.log import TensorBoard
 from maxinforl.training.resume import Saved, saved_runs, take_up
 from maxinforl.training.run import Drive
 from maxinforl.training.store import CheckpointStore
@@ -332,6 +334,68 @@ def test_damaged_states_are_one_sentence(tmp_path, monkeypatch, capsys, damage):
     assert str(path) in sentence and sentence.count("\n") == 1 and "remove it" in sentence
     path.unlink()
     assert cli.main(["resume", str(out)]) == 0
+
+
+# ------------------------------------------------------------------ pictures and films
+
+FILMED = ["--env", "Drawn-v0", "--video", "--eval-episodes", "1", "--eval-every", "60"]
+
+
+def picture_of(chunk) -> str | None:
+    """Which kind of picture begins with these bytes."""
+    start = bytes(memoryview(chunk)[:12])
+    return "phase.png" if start.startswith(b"\x89PNG") else ".mp4" if b"ftyp" in start else None
+
+
+@pytest.mark.parametrize("name", ["curve.png", "phase.png", "videos"])
+def test_nothing_is_written_through_a_link_in_a_run(tmp_path, monkeypatch, capsys, name):
+    out, outside = broken_off(monkeypatch, FILMED, tmp_path / "run"), tmp_path / "outside"
+    outside.mkdir() if name == "videos" else outside.write_text("untouched")
+    (out / name).symlink_to(outside)
+    assert cli.main(["resume", str(out)]) == 2
+    sentence = capsys.readouterr().err
+    assert f"{out / name} is a symbolic link" in sentence and sentence.count("\n") == 1
+    assert not list(outside.iterdir()) if name == "videos" else outside.read_text() == "untouched"
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60  # before anything was drawn
+
+
+def test_a_seed_that_is_a_link_is_refused_and_left_alone(tmp_path, monkeypatch, capsys):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0", "--seeds", "0-1"], tmp_path / "runs")
+    (out / "seed-1").rename(tmp_path / "outside")
+    (out / "seed-1").symlink_to(tmp_path / "outside")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "outside").rglob("*")}
+    assert cli.main(["resume", str(out)]) == 2
+    assert "seed-1 is a symbolic link" in capsys.readouterr().err
+    clear(out)
+    assert not any(out.iterdir())
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "outside").rglob("*")}
+
+
+def test_tensorboard_logs_follow_no_link(tmp_path):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "outside")
+    with pytest.raises(BadInput, match="symbolic link"):
+        TensorBoard(tmp_path)
+    assert not any((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["phase.png", ".mp4"])
+def test_a_disk_that_is_full_when_pictures_are_written_is_one_sentence(tmp_path, monkeypatch, capsys, kind):
+    write = files._write_all
+
+    def full(file, chunk):
+        if picture_of(chunk) == kind:
+            raise OSError(errno.ENOSPC, "no space")
+        write(file, chunk)
+
+    out = broken_off(monkeypatch, FILMED, tmp_path / "run")
+    monkeypatch.setattr(files, "_write_all", full)
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 3
+    sentence = capsys.readouterr().err
+    assert "the disk is full" in sentence and sentence.count("\n") == 1
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60
 
 
 # ------------------------------------------------------------------ signals

@@ -14,6 +14,7 @@ from rich.table import Table
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
 from maxinforl.envs import Caller, Watchdog
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
@@ -131,7 +132,7 @@ def show(member: Member, directory: Path) -> None:
             say(f"seed {settings.seed}: return {float(rows[-1][3]):.1f} ± {float(rows[-1][4]):.1f}")
         curve_picture(directory, title(settings), settings.env)
     if len(member.trainer.observation_space.shape) == 1:
-        phase_picture(directory / "phase.png", settings.env, *member.visited())
+        phase_picture(directory, settings.env, *member.visited())
     pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]
     say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
@@ -149,11 +150,12 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
             )
         changes.ask([directory], given, override)
         return carry_on([directory])
-    there = sorted(directory.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    there = [inside(directory, path.name) for path in directory.glob("seed-*")]
+    there.sort(key=lambda path: (len(path.name), path.name))
     changes.ask(there, given, override)
     together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}
     for seeds, path in together.items():
-        group = [path] if seeds == (path.name,) else [directory / f"seed-{int(seed)}" for seed in seeds]
+        group = [path] if seeds == (path.name,) else [inside(directory, f"seed-{seed}") for seed in seeds]
         if missing := [path for path in group if not holds_run(path)]:
             raise BadInput(f"{missing[0]} is missing, and the seeds of {directory} train together")
         if (code := carry_on(group)) != 0:

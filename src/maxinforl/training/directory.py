@@ -57,8 +57,9 @@ def clear(out: Path) -> None:
     """Removes the run that a directory holds, and nothing that is not a run's; refused while a process has it."""
     if holds_run(out):
         for config_file in (*out.glob("config.toml"), *out.glob("seed-*/config.toml")):
-            with RunLock(config_file.parent):
-                pass
+            if config_file.parent == out or not config_file.parent.is_symlink():  # a link is removed, not what it names
+                with RunLock(config_file.parent):
+                    pass
         for entry in out.iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 

@@ -65,7 +65,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise missing_extra("tensorboard", "--tensorboard") from error
-        self.writer = SummaryWriter(str(directory / "tensorboard"))
+        self.writer = SummaryWriter(str(files.inside(directory, "tensorboard")))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -81,6 +81,7 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise missing_extra("wandb", "--wandb") from error
+        files.inside(directory, "wandb")
         self.run = wandb.init(project="maxinforl", dir=str(directory), config=settings, name=directory.name)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

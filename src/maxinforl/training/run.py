@@ -11,6 +11,7 @@ import numpy as np
 from rich.markup import escape
 
 from maxinforl.envs.record import StateRecorder
+from maxinforl.files import inside
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.guard import NotFinite
@@ -35,7 +36,7 @@ class Run:
     def __post_init__(self):
         self.files = RunFiles(self.directory) if self.directory else None
         if self.directory and self.store is None:
-            self.store = CheckpointStore(self.directory / "checkpoints", self.member.settings.keep)
+            self.store = CheckpointStore(inside(self.directory, "checkpoints"), self.member.settings.keep)
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.watch = Stopwatch()
@@ -55,22 +56,30 @@ class Run:
             sink.write(self.member.step, line)
         return line
 
-    def evaluate(self, film: bool = False) -> Evaluation | None:
-        """One evaluation; `film` keeps its first episode as a video."""
+    def evaluate(self) -> Evaluation | None:
         if self.evaluator is None:
             return None
         member = self.member
-        index = member.step // member.settings.eval_every
-        video = Video(self.evaluator.fps) if film and self.directory else None
-        result = self.evaluator(member.evaluation, index, video.watch if video else None)
-        if video is not None and self.directory is not None:
-            video.write(self.directory / "videos" / f"step-{member.step:09d}.mp4")
+        result = self.evaluator(member.evaluation, self._evaluation)
         self.evaluations.append((member.step, result))
         if self.files:
             self.files.evaluation(member.step, member.env_step, member.settings.seed, result)
         for sink in self.extra_sinks:
             sink.write(member.step, {"eval/mean_reward": float(result.returns.mean())})
         return result
+
+    @property
+    def _evaluation(self) -> int:
+        """Which evaluation the step calls for, which decides its seeds."""
+        return self.member.step // self.member.settings.eval_every
+
+    def film(self) -> None:
+        """Plays the last evaluation once more and keeps its first episode as a video."""
+        if self.evaluator is not None and self.directory is not None:
+            path = inside(self.directory, f"videos/step-{self.member.step:09d}.mp4")
+            video = Video(self.evaluator.fps)
+            self.evaluator(self.member.evaluation, self._evaluation, video.watch)
+            video.write(path)
 
     def save(self, wait: bool = False) -> None:
         if self.store is None or self.directory is None:
@@ -129,17 +138,20 @@ class Drive:
                     lines = [run.log() for run in self.runs]
                     self.progress.note(lines[0])
                 if evaluate(step) or step >= last:
-                    self.evaluate(film=settings.video and step >= last)
+                    self.evaluate()
                 if save(step) and step < last:
                     self.save()
                 self.progress.step(step)
                 if step < last and (asked() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
                     break
             self.save(wait=True)
+            if settings.video and self.trainer.step >= last:  # what cannot be filmed costs no work
+                for run in self.runs:
+                    run.film()
         return self.trainer.step >= last
 
-    def evaluate(self, film: bool = False) -> None:
-        results = [result for run in self.runs if (result := run.evaluate(film)) is not None]
+    def evaluate(self) -> None:
+        results = [result for run in self.runs if (result := run.evaluate()) is not None]
         if results:
             returns, lengths = (np.concatenate(part) for part in zip(*results))
             self.progress.evaluated(self.trainer.step, Evaluation(returns, lengths))
