@@ -437,6 +437,69 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, where):
         process.stdout.close()
 
 
+FORKING = """
+import os, signal, time
+from maxinforl.training.loop import signals
+
+def forked(ignore):
+    if os.fork() == 0:
+        if ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+        os._exit(0)
+
+with signals(ends_process=True) as asked:
+    forked(ignore=False)
+    forked(ignore=True)
+    print("ready", flush=True)
+    while not asked():
+        time.sleep(0.01)
+    time.sleep(0.5)  # a signal that is heard twice ends the process here
+print("left", flush=True)
+"""
+
+
+def test_children_neither_repeat_a_signal_nor_hold_up_the_end():
+    """Ctrl-C goes to the whole group; one of the children lives on."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKING], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        assert process.wait(20) == 0 and process.stdout.readline() == "left\n"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("where", ["describe", "take_up", "prepare"])
+def test_a_signal_while_a_run_is_made_ready_leaves_it_as_it_was(tmp_path, monkeypatch, capsys, where):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    inner = getattr(command, where)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, where, lambda *a: (os.kill(os.getpid(), signal.SIGTERM), inner(*a))[1])
+        assert cli.main(["resume", str(out)]) == 75
+    assert "stopped: continue with" in said(capsys) and CheckpointStore(out / "checkpoints").steps()[-1] == 40
+    assert cli.main(["resume", str(out)]) == 0
+
+
+@pytest.mark.parametrize("number", loop.STOPS)
+def test_a_signal_before_or_after_training_is_no_traceback(tmp_path, monkeypatch, capsys, number):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "resume", lambda *a: (os.kill(os.getpid(), number), time.sleep(5)))
+    assert cli.main(["resume", str(tmp_path)]) == 75 and capsys.readouterr().err.count("\n") == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_while_a_run_is_closed_does_not_undo_it(tmp_path, monkeypatch):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    inner = Drive.close
+    monkeypatch.setattr(Drive, "close", lambda self: (os.kill(os.getpid(), signal.SIGTERM), inner(self))[1])
+    assert cli.main(["resume", str(out)]) == 0
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60
+
+
 def test_in_ones_own_process_a_second_signal_only_interrupts():
     before = signal.getsignal(signal.SIGTERM)
     with loop.signals() as asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes
+from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes, signals
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
 from maxinforl.training.resume import OWN, cut_back, saved_runs, take_up
@@ -61,10 +62,10 @@ def replay_of(given: dict[str, Any]) -> int:
 
 def carry_on(directories: list[Path]) -> int:
     """Takes runs that train together to their end; 75 when a signal or the clock stopped them."""
-    with ExitStack() as locks:
+    with ExitStack() as locks, signals(ends_process=True) as asked:
         for directory in directories:
             locks.enter_context(RunLock(directory))
-        if continue_runs(directories):
+        if continue_runs(directories, asked):
             return 0
     whole = directories[0] if len(directories) == 1 else directories[0].parent
     say(f"stopped: continue with `maxinforl resume {whole}`")
@@ -98,10 +99,10 @@ def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
     return sinks
 
 
-def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
+def follow(trainer: Trainer, runs: list[Run], directories: list[Path], asked: Callable[[], bool]) -> bool:
     """Trains to the end with a bar, then shows tables, curves and states; False when stopped before."""
     steps = trainer.settings.steps
-    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), owns_process=True)
+    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), asked)
     try:
         finished = drive.until(steps)
     except NotFinite:  # says itself what is kept
@@ -163,7 +164,7 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
     return 0
 
 
-def continue_runs(directories: list[Path]) -> bool:
+def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
     """From the newest step that every seed has a good checkpoint of, or from step 0; False when stopped early."""
     saved = saved_runs(directories)
     first = saved.settings[0]
@@ -188,7 +189,7 @@ def continue_runs(directories: list[Path]) -> bool:
             for member, directory, store in zip(trainer.members, directories, saved.stores)
         ]
         calling += [run.evaluator for run in runs if run.evaluator is not None]
-        return follow(trainer, runs, directories)
+        return follow(trainer, runs, directories, asked)
 
 
 def prepare(member: Member, directory: Path, store: CheckpointStore, step: int | None) -> Run:

@@ -31,6 +31,7 @@ from maxinforl.training.log import Window
 
 PREEMPTED = 75  # the exit code of a run that can go on later
 STOPS = (signal.SIGINT, signal.SIGTERM)
+OVER = b"\0"  # no signal has this number
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
 
 
@@ -331,6 +332,21 @@ def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
     trainer.action = before
 
 
+_before: dict[int, Any] = {}  # the handlers that ours stand in for
+
+
+def _hand_back_in_child() -> None:
+    """A forked child takes signals for itself, and does not speak for this process through its pipe."""
+    if _before:
+        signal.set_wakeup_fd(-1)
+        for number, handler in _before.items():
+            signal.signal(number, handler)
+        _before.clear()
+
+
+os.register_at_fork(after_in_child=_hand_back_in_child)
+
+
 @contextmanager
 def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
     """Yields whether SIGINT or SIGTERM has asked to stop; a second one interrupts, or ends the process at once."""
@@ -346,12 +362,16 @@ def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
     except ValueError:  # not the main thread: nothing can be caught here
         yield lambda: False
         return
+    outermost = not _before
+    _before.update(before if outermost else {})
     try:
         with end_at_second() if ends_process else nullcontext():
             yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if outermost:
+            _before.clear()
 
 
 @contextmanager
@@ -363,7 +383,7 @@ def end_at_second() -> Iterator[None]:
 
     def listen() -> None:
         count = 0
-        while number := os.read(heard, 1):
+        while (number := os.read(heard, 1)) != OVER:
             count += number[0] in STOPS
             if count > 1:
                 leave_at_once()
@@ -374,8 +394,9 @@ def end_at_second() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(told)
+        os.write(told, OVER)  # closing would not do: a child that lives on may have this end open, too
         thread.join()
+        os.close(told)
         os.close(heard)
 
 

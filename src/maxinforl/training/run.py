@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,7 +107,7 @@ class Drive:
     trainer: Trainer
     runs: Sequence[Run]
     progress: Progress
-    owns_process: bool = False  # whether a second signal may end the process
+    asked: Callable[[], bool] | None = None  # whether to stop, where the caller listens to signals itself
 
     def __post_init__(self):
         for pool in () if self.progress.quiet else self.trainer.pools:
@@ -125,7 +126,9 @@ class Drive:
         settings, stride = self.trainer.settings, self.trainer.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         watch = Stopwatch()
-        with self.progress, signals(self.owns_process) as asked:
+        with self.progress, nullcontext(self.asked) if self.asked else signals() as asked:
+            if asked():  # while it was made ready: it is where its last checkpoint is
+                return False
             if self.trainer.step == 0:
                 self.evaluate()
             while (step := self.trainer.step) < last:
