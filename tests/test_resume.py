@@ -221,6 +221,50 @@ def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, mon
         maxinforl.resume(tmp_path)
 
 
+@pytest.mark.parametrize("how", ["saved", "loaded run", "second directory"])
+def test_an_agent_that_had_learned_is_there_from_the_first_step(tmp_path, monkeypatch, how):
+    """Killed before a checkpoint was due, it goes on with what it knew and not with what its seed would give."""
+    first = make("sac", save_every=1000, eval_every=15).learn(30, out=tmp_path / "first")
+    first.save(tmp_path / "saved")
+
+    def go_on(out: str) -> None:
+        if how == "second directory":
+            agent = make("sac", save_every=1000, eval_every=15).learn(30)
+        else:
+            agent = maxinforl.load(tmp_path / ("saved" if how == "saved" else "first"))
+        agent.learn(40, out=tmp_path / out)
+
+    go_on("whole")
+    with monkeypatch.context() as patch:
+        interrupted(patch, 55 if how == "second directory" else 25)
+        with pytest.raises(MemoryError):
+            go_on("broken")
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert same(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken"))
+    assert (tmp_path / "whole/eval.csv").read_bytes() == (tmp_path / "broken/eval.csv").read_bytes()
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
+
+
+def test_what_schedules_plan_for_is_kept_before_the_first_checkpoint(tmp_path, monkeypatch):
+    agent = maxinforl.make("sac", "Corridor-v0", total_steps=500, learning_starts=1000, eval_episodes=0)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 5)
+        with pytest.raises(MemoryError):
+            agent.learn(10, out=tmp_path / "run")
+    assert read_run(tmp_path / "run")[2]["planned"] == 500
+    assert cli.main(["resume", str(tmp_path / "run")]) == 0
+    assert int(CheckpointStore(tmp_path / "run/checkpoints").load().state["clock/total"]) == 500
+
+
+def test_a_directory_that_another_process_is_opening_is_left_alone(tmp_path):
+    agent, out = make("sac", eval_episodes=0), tmp_path / "run"
+    out.mkdir()
+    with RunLock(out), pytest.raises(BadInput, match="in use by"):
+        agent.learn(10, out=out)
+    assert [path.name for path in out.iterdir()] == ["lock.json"]
+    make("sac", learning_starts=1000, eval_episodes=0).learn(1, out=out)  # a lock alone is no run
+
+
 def test_evaluations_come_as_often_as_learn_was_told(tmp_path):
     agent = make("sac", learning_starts=1000, eval_every=40).learn(40, eval_every=10, out=tmp_path / "run")
     assert [step for step, _ in agent.evaluations] == [0, 10, 20, 30, 40]

@@ -59,20 +59,30 @@ class Agent:
         """Collects `steps` more transitions and learns from them; writes nothing unless `out` is given."""
         from maxinforl.training.directory import open_run
 
+        begun = self._loaded is not None or self.trainer is not None
         trainer = self._trainer(steps)
         last, named = trainer.step + steps, isinstance(self.env, str)
         settings = replace(self.settings, steps=last, **({} if eval_every is None else {"eval_every": eval_every}))
         trainer.settings = trainer.members[0].settings = settings
-        directory = None if out is None else open_run(Path(out), settings, self.strategy, *self._spaces(), named)
+        directory = None
+        if out is not None:
+            directory = open_run(Path(out), settings, self.strategy, *self._spaces(), named, planned=self.total_steps)
         with nullcontext() if directory is None else RunLock(directory):
-            self._drive(Run(trainer.members[0], self._evaluator(settings), directory), last, progress)
+            self._drive(Run(trainer.members[0], self._evaluator(settings), directory), last, progress, begun)
         return self
 
-    def _drive(self, run: Run, last: int, progress: bool) -> None:
-        """Trains until `last` transitions, or until a signal asks to stop."""
+    def _drive(self, run: Run, last: int, progress: bool, begun: bool = False) -> None:
+        """Trains until `last` transitions, or until a signal asks to stop.
+
+        Where the agent has `begun` to learn elsewhere, a first checkpoint keeps what its seed alone would not give back.
+        """
         trainer = run.member.trainer
         drive = Drive(trainer, [run], Progress(last, trainer.step, quiet=not progress))
         try:
+            if begun:
+                if trainer.action is None:
+                    trainer.begin()
+                drive.save(wait=True)
             if not drive.until(last):
                 warnings.warn(f"learning stopped at step {trainer.step} of {last}, before its end", stacklevel=3)
         finally:

@@ -19,7 +19,7 @@ from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, title
-from maxinforl.training.lock import RunLock
+from maxinforl.training.lock import LOCK, RunLock
 from maxinforl.training.store import xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
@@ -42,7 +42,7 @@ def check_free(out: Path, overwrite: bool = False) -> None:
     """Refuses a directory that already holds a run, or anything else."""
     if out.is_file():
         raise BadInput(f"--out {out} is a file: name a directory")
-    if overwrite or not out.exists() or not any(out.iterdir()):
+    if overwrite or not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
         return
     if holds_run(out):
         raise BadInput(f"{out} already holds a run: continue it with `maxinforl resume {out}`, or add --overwrite")
@@ -102,8 +102,13 @@ def open_run(
     action: Box,
     by_name: bool = True,
     together: Sequence[int] = (),
+    planned: int | None = None,
 ) -> Path:
-    """Creates a run directory with its config.toml; `together` are the seeds of one program, this one's among them."""
+    """Creates a run directory with its config.toml.
+
+    `together` are the seeds of one program, this one's among them; `planned` are the steps that schedules are made for,
+    where that is not how many there will be.
+    """
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
@@ -118,12 +123,15 @@ def open_run(
         "cores": xla_threads(),
         "by_name": by_name,
         **({"together": list(together)} if together else {}),
+        **({"planned": planned} if planned else {}),
         "versions": versions(),
         "spaces": plain_spaces(observation, action),
         "settings": plain_settings(settings),
         "agent": config.to_plain(strategy),
     }
-    files.write_toml(out / "config.toml", table)
+    with RunLock(out):
+        check_free(out)  # another process may have begun here meanwhile
+        files.write_toml(out / "config.toml", table)
     return out
 
 

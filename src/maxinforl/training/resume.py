@@ -70,7 +70,7 @@ def take_up(trainer: Trainer, saved: Saved) -> list[str]:
 
 def cut_back(directory: Path, settings: Settings, step: int | None) -> StateRecorder | None:
     """A seed's files as they were at the step that it goes on from, and the recorder of its states if it has one."""
-    RunFiles(directory).cut_back(-1 if step is None else step)
+    RunFiles(directory).cut_back(step or -1)  # a checkpoint at step 0 comes before the evaluation there
     states = inside(directory, "states.npz")
     if not settings.record_states:
         return None
