@@ -18,11 +18,11 @@ import pytest
 
 import maxinforl
 from maxinforl import cli, files
-from maxinforl.agent import make_trainer
+from maxinforl.agent import make_trainer, read_spaces
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, TRUNCATED
-from maxinforl.training import command, loop, store
+from maxinforl.training import checkpoint, command, loop, store
 from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import TensorBoard
@@ -92,6 +92,11 @@ def lane_of(out: Path) -> Mapping[str, np.ndarray]:
     rows = CheckpointStore(out / "checkpoints").load().rows
     assert rows is not None
     return rows.lanes[0].columns
+
+
+def make_trainer_like(out: Path):
+    settings, strategy, _ = read_run(out)
+    return make_trainer(strategy, [settings], settings.env, settings.steps)
 
 
 def taken_up(directories: list[Path]):
@@ -363,6 +368,33 @@ def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch
     gc.collect()
     assert len(held) == 2 and not any(ref() is not None for ref in held) and fresh() is None
     assert saved.step == 40 and saved.checkpoints == []
+
+
+def test_memory_is_asked_for_once_and_before_any_is_taken(tmp_path, monkeypatch, capsys):
+    """What the replay takes is no longer free: to count it again would refuse a run that fits."""
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    settings, _, table = read_run(out)
+    needed = loop.replay_bytes(settings, settings.steps, *read_spaces(table["spaces"]))
+    loaded, load = [], CheckpointStore.load
+    monkeypatch.setattr(CheckpointStore, "load", lambda self, *a, **k: (loaded.append(1), load(self, *a, **k))[1])
+    monkeypatch.setattr(loop, "available_memory", lambda: needed)
+    assert cli.main(["resume", str(out)]) == 2 and not loaded
+    assert "the replay needs" in capsys.readouterr().err
+    monkeypatch.setattr(loop, "available_memory", lambda: needed if loaded else 2 * needed)
+    assert cli.main(["resume", str(out)]) == 0 and loaded
+
+
+def test_a_replay_is_made_anew_a_column_at_a_time(tmp_path, monkeypatch):
+    """At most one column is held twice, beside those that are done."""
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    rows, held = CheckpointStore(out / "checkpoints").load().rows, []
+    assert rows is not None
+    blank, array = make_trainer_like(out).state.replay, checkpoint.jnp.array
+    columns = [weakref.ref(rows.lanes[0].columns[name].base) for name in checkpoint.COLUMNS]
+    count = lambda *a: (held.append(sum(ref() is not None for ref in columns)), array(*a))[1]
+    monkeypatch.setattr(checkpoint.jnp, "array", count)
+    checkpoint.rebuilt(blank, rows)
+    assert held[: len(columns)] == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])

@@ -74,7 +74,7 @@ class Agent:
     def _drive(self, run: Run, last: int, progress: bool, begun: bool = False) -> None:
         """Trains until `last` transitions, or until a signal asks to stop.
 
-        Where the agent has `begun` to learn elsewhere, a first checkpoint keeps what its seed alone would not give back.
+        Where the agent has `begun` elsewhere, a first checkpoint keeps what its seed alone would not give back.
         """
         trainer = run.member.trainer
         drive = Drive(trainer, [run], Progress(last, trainer.step, quiet=not progress))
@@ -256,12 +256,14 @@ def outline(init: Callable[[], Any]) -> Any:
         raise BadInput(f"no agent can be made of the saved configuration ({why}): restore it from a copy") from error
 
 
-def make_trainer(strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int) -> Trainer:
+def make_trainer(
+    strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int, restored: bool = False
+) -> Trainer:
     """A trainer of one seed or several: compiled whole where the environment is a pure JAX task, else stepped here."""
     if compiles(seeds[0], env):
-        return CompiledTrainer(strategy, seeds, (), total)
+        return CompiledTrainer(strategy, seeds, (), total, restored)
     pools = [envs.make_pool(env, **pool_options(s)) for s in seeds]
-    return Trainer(strategy, seeds, pools, total)
+    return Trainer(strategy, seeds, pools, total, restored)
 
 
 def compiles(settings: Settings, env: EnvLike) -> bool:

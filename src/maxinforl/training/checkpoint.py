@@ -17,7 +17,7 @@ from maxinforl.explore import Strategy
 from maxinforl.replay import LAST, Replay
 from maxinforl.settings import FIXED, Settings, flag
 from maxinforl.training import guard
-from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
+from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, rows_for, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
 LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
@@ -129,7 +129,7 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     replays = []
     for i, c in enumerate(checkpoints):
         assert c.rows is not None
-        replays.append(rebuilt(blank, c.rows).grow(blank.rows))
+        replays.append(rebuilt(blank, c.rows).grow(rows_for(trainer.total, trainer.settings)))
         checkpoints[i] = replace(c, rows=None)
     state = TrainState(
         trainer.joined(agents, jnp.stack),
@@ -145,21 +145,28 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
 
 
 def rebuilt(blank: Replay, rows: Rows) -> Replay:
-    """A replay of the saved capacity with the saved rows in their places and its list of starts made anew."""
+    """A replay of the saved capacity with the saved rows in their places and its list of starts made anew.
+
+    The rows are used up, a column at a time, so that only one is held twice.
+    """
     lanes, size = len(rows.lanes), rows.capacity
-    column = lambda name: np.zeros((lanes, size, *getattr(blank, name).shape[2:]), getattr(blank, name).dtype)
-    columns = {name: column(name) for name in COLUMNS}
-    starts, pushed, heads = np.zeros((lanes, size), np.int32), np.zeros(lanes, np.int32), np.zeros(lanes, np.int32)
-    for i, lane in enumerate(rows.lanes):
-        number = np.arange(lane.first, lane.head + 1)
-        for name in COLUMNS:
-            columns[name][i, number % size] = lane.columns[name]
+    numbers = [np.arange(lane.first, lane.head + 1) for lane in rows.lanes]
+    starts, pushed = np.zeros((lanes, size), np.int32), np.zeros(lanes, np.int32)
+    heads = np.array([lane.head for lane in rows.lanes], np.int32)
+    for i, (lane, number) in enumerate(zip(rows.lanes, numbers)):
         kept = (number[:-1] > lane.head - size + blank.stack - 1) & (lane.columns["end"][:-1] != LAST)
         start = number[:-1][kept]
-        starts[i, : len(start)], pushed[i], heads[i] = start, len(start), lane.head
-    parts = {name: jnp.array(columns[name]) for name in COLUMNS}
+        starts[i, : len(start)], pushed[i] = start, len(start)
+
+    def column(name: str) -> jax.Array:
+        like = getattr(blank, name)
+        whole = np.zeros((lanes, size, *like.shape[2:]), like.dtype)
+        for i, (lane, number) in enumerate(zip(rows.lanes, numbers)):
+            whole[i, number % size] = lane.columns.pop(name)
+        return jnp.array(whole)
+
     return Replay(
-        *(parts[name] for name in COLUMNS),
+        *(column(name) for name in COLUMNS),
         head=jnp.array(heads),
         starts=jnp.array(starts),
         pushed=jnp.array(pushed),

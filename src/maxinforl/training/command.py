@@ -74,7 +74,7 @@ def carry_on(directories: list[Path]) -> int:
 
 def describe(trainer: Trainer, directories: list[Path]) -> None:
     s, seeds = trainer.settings, [member.settings.seed for member in trainer.members]
-    memory = check_memory(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
+    memory = replay_bytes(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
     ensemble = f", {s.uncertainty} ensemble" if hasattr(trainer.strategy, "intrinsic") else ""
     which = f"seed {s.seed}" if trainer.alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = directories[0] if trainer.alone else directories[0].parent
@@ -178,7 +178,7 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
         whole = directories[0] if len(directories) == 1 else directories[0].parent
         say(f"{whole} is finished: {saved.step} of {first.steps} steps")
         return True
-    trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps)
+    trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps, bool(saved.checkpoints))
     describe(trainer, directories)
     calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
     with Watchdog(first.env_timeout, calling):

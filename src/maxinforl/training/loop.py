@@ -138,6 +138,7 @@ class Trainer:
     seeds: Sequence[Settings]  # that differ in the seed alone
     pools: Sequence[EnvPool]
     total: int  # transitions that schedules plan for
+    restored: bool = False  # its replay will come from a checkpoint, so that it takes no room for one yet
 
     def __post_init__(self):
         keep_freed_memory()
@@ -156,7 +157,8 @@ class Trainer:
         self.step = 0
         self.action: np.ndarray | None = None
         seeds = np.array([s.seed for s in self.seeds], np.uint32)
-        state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), self.blank(self.total), self.total)
+        replay = self.blank(0 if self.restored else self.total)
+        state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), replay, self.total)
         self.state = spread(state) if not self.alone else state
 
     @property

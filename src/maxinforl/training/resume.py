@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maxinforl.agent import Agent, EnvLike, load, make_trainer, plain_spaces
+from maxinforl.agent import Agent, EnvLike, load, make_trainer, plain_spaces, read_spaces
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
@@ -18,7 +18,7 @@ from maxinforl.training import checkpoint
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles
-from maxinforl.training.loop import Trainer
+from maxinforl.training.loop import Trainer, check_memory
 from maxinforl.training.run import Run
 from maxinforl.training.store import Checkpoint, CheckpointStore
 
@@ -50,6 +50,7 @@ def saved_runs(directories: list[Path], custom: Iterable[type] = ()) -> Saved:
     first = seeds[0]
     if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in found):
         raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
+    check_memory(first, first.steps, *read_spaces(found[0][2]["spaces"]), len(seeds))  # before any of it is taken
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
     stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
     return Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
@@ -104,7 +105,8 @@ def resume(
         agent = Agent(settings, saved.strategy, settings.env if env is None else env, eval_env)
         if plain_spaces(agent.observation_space, agent.action_space) != table["spaces"]:
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
-        agent.trainer = make_trainer(saved.strategy, [settings], agent.env, settings.steps)  # type: ignore[arg-type]
+        restored = bool(saved.checkpoints)
+        agent.trainer = make_trainer(saved.strategy, [settings], agent.env, settings.steps, restored)  # type: ignore[arg-type]
         for sentence in take_up(agent.trainer, saved):
             warnings.warn(sentence, stacklevel=2)
         recorder = cut_back(path, settings, saved.step)

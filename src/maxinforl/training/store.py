@@ -45,7 +45,7 @@ class Lane(NamedTuple):
     """Rows of one environment's ring: the absolute number of the first, and every column from there on."""
 
     first: int
-    columns: Mapping[str, np.ndarray]
+    columns: dict[str, np.ndarray]
 
     @property
     def length(self) -> int:
