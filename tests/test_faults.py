@@ -311,7 +311,29 @@ def test_the_watchdog_names_what_hangs_and_nothing_else():
     assert len(said) == 1 and "environment 0 (Brittle), episode 0, step 3 has hung for 0.2 s" in said[0]
 
 
+def test_a_process_that_was_suspended_has_not_hung(monkeypatch):
+    """The clock went on while nothing ran, and the watchdog ticked once."""
+    pool, said = make_pool(Brittle), []
+    now = time.monotonic
+    with Watchdog(1.0, [pool], said.append):
+        monkeypatch.setattr(time, "monotonic", lambda: now() + (1000 if pool.entered else 0))
+        pool._call(0, time.sleep, 0.4)
+    assert said == []
+
+
 # ------------------------------------------------------------------ in evaluation
+
+
+@pytest.mark.parametrize("how", ["nan_observation", "nan_reward"])
+def test_numbers_that_are_not_finite_are_faults_of_an_evaluation_too(how):
+    bad, told = episode_seed(EVALUATION, 0, 0), []
+    again = Evaluator([make(Brittle([bad], how))], 0, makers=[lambda: make(Brittle())])
+    again.tell = told.append
+    act = lambda obs: np.full((1, 1), 0.5, np.float32)
+    assert again(act, 0).returns.tolist() == [5.0]
+    assert len(told) == 1 and "is nan" in told[0] and told[0].endswith("made anew, and its episode begins again")
+    with pytest.raises(RunFailed, match="is nan"):
+        Evaluator([make(Brittle([bad], how))], 0)(act, 0)
 
 
 def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
@@ -322,10 +344,12 @@ def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
     made.append(1)
     again = [lambda maker=maker: make(maker()) for maker in makers]
     act = lambda obs: np.full((2, 1), 0.5, np.float32)
-    result = Evaluator(envs, 0, makers=again)(act, 0)
+    with pytest.warns(UserWarning, match="made anew"):
+        result = Evaluator(envs, 0, makers=again)(act, 0)
     assert result.returns.tolist() == [5.0, 5.0] and result.lengths.tolist() == [5, 5]
     stubborn = [lambda: make(Brittle()), lambda: make(Brittle([bad]))]
-    with pytest.raises(RunFailed, match=r"environment 1 of the evaluation \(Brittle\) raised OSError"):
+    lost = pytest.raises(RunFailed, match=r"environment 1 of the evaluation \(Brittle\) raised OSError")
+    with lost, pytest.warns(UserWarning, match="made anew"):
         Evaluator([m() for m in stubborn], 0, makers=stubborn)(act, 0)
     with pytest.raises(RunFailed, match="simulator lost"):
         Evaluator([m() for m in stubborn], 0)(act, 0)

@@ -110,8 +110,9 @@ class Drive:
     asked: Callable[[], bool] | None = None  # whether to stop, where the caller listens to signals itself
 
     def __post_init__(self):
-        for pool in () if self.progress.quiet else self.trainer.pools:
-            pool.tell = lambda sentence: self.progress.say(escape(sentence))
+        callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
+        for caller in [] if self.progress.quiet else callers:
+            caller.tell = lambda sentence: self.progress.say(escape(sentence))
 
     def until(self, last: int) -> bool:
         """Trains until `last` transitions; False where a signal or --max-hours ended it earlier, with a checkpoint."""
