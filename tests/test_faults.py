@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import maxinforl
 from maxinforl.envs import Watchdog, episode_seed, make, make_pool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.training.evaluate import EVALUATION, Evaluator
@@ -30,8 +31,8 @@ class Brittle(gym.Env):
     action_space = spaces.Box(-2, 2, (1,), np.float32)
     closed = 0
 
-    def __init__(self, breaks=(), how="exception", at=3):
-        self.breaks, self.how, self.at, self.bad = breaks, how, at, False
+    def __init__(self, breaks=(), how="exception", at=3, note=None):
+        self.breaks, self.how, self.at, self.bad, self.note = breaks, how, at, False, note
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -67,6 +68,10 @@ class Brittle(gym.Env):
 
     def hang(self, obs, reward):
         time.sleep(1000)
+
+    def leave_a_note_and_hang(self, obs, reward):
+        self.note.touch()
+        self.hang(obs, reward)
 
     def close(self):
         type(self).closed += 1
@@ -322,6 +327,29 @@ def test_a_process_that_was_suspended_has_not_hung(monkeypatch):
 
 
 # ------------------------------------------------------------------ in evaluation
+
+
+class Hangs:
+    """Hangs in the first episode of the first evaluation, once: where it hung, a file says so."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self):
+        first = not self.path.exists()
+        return Brittle([episode_seed(EVALUATION, 0, 0)] if first else [], "leave_a_note_and_hang", note=self.path)
+
+
+def test_an_evaluation_in_workers_survives_a_hang(tmp_path):
+    settings = {"workers": True, "env_timeout": TIMEOUT, "eval_episodes": 1, "learning_starts": 1000}
+    agent = maxinforl.make("sac", Hangs(tmp_path / "hung"), **settings)
+    with pytest.warns(
+        UserWarning, match="environment 0 of the evaluation .* did not answer within 3 s; it was made anew"
+    ):
+        agent.learn(1)
+    assert agent.trainer is not None
+    agent.trainer.close()
+    assert [result.lengths.tolist() for _, result in agent.evaluations][0] == [5]
 
 
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward"])

@@ -123,8 +123,10 @@ class Agent:
                 return None
             return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
         modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
-        makers = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
-        return Evaluator([make() for make in makers], settings.seed, self.stack, makers)
+        builds = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
+        apart = settings.workers and not settings.video  # what is filmed renders here
+        lanes, makers = envs.make_lanes(builds, settings.env_timeout if apart else None)
+        return Evaluator(lanes, settings.seed, self.stack, makers)
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Returns and lengths of deterministic episodes in environments of their own."""

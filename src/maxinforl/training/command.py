@@ -188,7 +188,8 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
             prepare(member, directory, store, saved.step)
             for member, directory, store in zip(trainer.members, directories, saved.stores)
         ]
-        calling += [run.evaluator for run in runs if run.evaluator is not None]
+        if not first.workers or first.video:
+            calling += [run.evaluator for run in runs if run.evaluator is not None]
         return follow(trainer, runs, directories, asked)
 
 
