@@ -349,7 +349,7 @@ def test_an_evaluation_in_workers_survives_a_hang(tmp_path):
         agent.learn(1)
     assert agent.trainer is not None
     agent.trainer.close()
-    assert [result.lengths.tolist() for _, result in agent.evaluations][0] == [5]
+    assert agent.evaluations[0][1].lengths.tolist() == [5]
 
 
 @pytest.mark.parametrize("how", ["nan_observation", "nan_reward"])

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -395,6 +397,38 @@ def test_a_replay_is_made_anew_a_column_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.jnp, "array", count)
     checkpoint.rebuilt(blank, rows)
     assert held[: len(columns)] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
+def test_a_log_that_is_not_what_the_checkpoint_saw_is_said(tmp_path, monkeypatch, capsys, name):
+    flags = ["--env", "Corridor-v0", "--log-every", "10", "--eval-episodes", "1", "--eval-every", "10"]
+    out = broken_off(monkeypatch, flags, tmp_path / "run")
+    text = (out / name).read_text()
+    whole = shutil.copytree(out, tmp_path / "whole")
+    (out / name).write_text("".join(line for i, line in enumerate(text.splitlines(keepends=True)) if i != 2))
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 0
+    assert f"{out / name} is not what it was at step 40: lines of it were changed or lost" in said(capsys)
+    assert cli.main(["resume", str(whole)]) == 0
+    assert "is not what it was" not in said(capsys)
+
+
+def test_what_a_later_version_adds_is_no_change(tmp_path, monkeypatch):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    settings, strategy, _ = read_run(out)
+    saved = CheckpointStore(out / "checkpoints").load(rows=False)
+    meta = {k: v for k, v in saved.meta.items() if k not in ("base.gamma", "--capacity")}
+    assert checkpoint.changed_since(replace(saved, meta=meta), settings, strategy) == []
+    with pytest.raises(BadInput, match="--capacity 7"):
+        checkpoint.changed_since(replace(saved, meta=meta | {"--capacity": 7}), settings, strategy)
+
+
+def test_the_pause_for_checkpoints_is_all_of_it(tmp_path, monkeypatch):
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (time.sleep(0.2), save(*a))[1])
+    make("sac", learning_starts=1000, eval_episodes=0, save_every=10, log_every=10).learn(20, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["time/checkpoint_wait"] >= 0.2 for line in lines] == [False, True]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])

@@ -379,10 +379,10 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
     for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
         warnings.warn(sentence, stacklevel=3)
-    part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
     agent = Agent(settings, strategy, env or (settings.env if plain.get("by_name", True) else None))
     agent._known_spaces = read_spaces(plain["spaces"])
-    agent._loaded = {"agent": part("agent/"), "clock": read_clock(part("clock/"))}
+    arrays, counters = (checkpoint.part(saved, name) for name in ("agent/", "clock/"))
+    agent._loaded = {"agent": arrays, "clock": read_clock(counters)}
     agent._acting()
     return agent
 

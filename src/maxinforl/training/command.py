@@ -25,9 +25,8 @@ from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
 from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes, signals
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
-from maxinforl.training.resume import OWN, cut_back, saved_runs, take_up
+from maxinforl.training.resume import OWN, Saved, cut_back, saved_runs, take_up
 from maxinforl.training.run import Drive, Run
-from maxinforl.training.store import CheckpointStore
 
 console = Console()
 
@@ -184,19 +183,19 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
     with Watchdog(first.env_timeout, calling):
         for sentence in take_up(trainer, saved):
             say(f"[yellow]{escape(sentence)}[/]")
-        runs = [
-            prepare(member, directory, store, saved.step)
-            for member, directory, store in zip(trainer.members, directories, saved.stores)
-        ]
+        runs = [prepare(member, directory, saved) for member, directory in zip(trainer.members, directories)]
         if not first.workers or first.video:
             calling += [run.evaluator for run in runs if run.evaluator is not None]
         return follow(trainer, runs, directories, asked)
 
 
-def prepare(member: Member, directory: Path, store: CheckpointStore, step: int | None) -> Run:
+def prepare(member: Member, directory: Path, saved: Saved) -> Run:
     """A seed's files, cut back to the step that it goes on from."""
     settings, begun = member.settings, (directory / "eval.csv").exists()
-    recorder = cut_back(directory, settings, step)
+    step, store = saved.step, saved.stores[member.index]
+    recorder, said = cut_back(directory, settings, saved, member.index)
+    for sentence in said:
+        say(f"[yellow]{escape(sentence)}[/]")
     if step is not None:
         say(f"resuming {directory} at step {step} of {settings.steps}")
     elif begun:

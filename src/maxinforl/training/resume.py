@@ -37,6 +37,7 @@ class Saved:
 
     def __post_init__(self):
         self.step = self.checkpoints[0].step if self.checkpoints else None
+        self.logs = [checkpoint.part(c, checkpoint.LOGS) for c in self.checkpoints] or [{} for _ in self.stores]
 
     @property
     def finished(self) -> bool:
@@ -69,13 +70,17 @@ def take_up(trainer: Trainer, saved: Saved) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def cut_back(directory: Path, settings: Settings, step: int | None) -> StateRecorder | None:
-    """A seed's files as they were at the step that it goes on from, and the recorder of its states if it has one."""
-    RunFiles(directory).cut_back(step or -1)  # a checkpoint at step 0 comes before the evaluation there
+def cut_back(
+    directory: Path, settings: Settings, saved: Saved, index: int = 0
+) -> tuple[StateRecorder | None, list[str]]:
+    """A seed's files as they were at the step that it goes on from: the recorder of its states, if it has one, and
+    sentences about logs that are not what they were."""
+    step = saved.step
+    said = RunFiles(directory).cut_back(step or -1, saved.logs[index])  # at step 0 it comes before the evaluation there
     states = inside(directory, "states.npz")
     if not settings.record_states:
-        return None
-    return StateRecorder() if step is None or not states.exists() else StateRecorder.load(states, step)
+        return None, said
+    return (StateRecorder() if step is None or not states.exists() else StateRecorder.load(states, step)), said
 
 
 def resume(
@@ -109,7 +114,9 @@ def resume(
         agent.trainer = make_trainer(saved.strategy, [settings], agent.env, settings.steps, restored)  # type: ignore[arg-type]
         for sentence in take_up(agent.trainer, saved):
             warnings.warn(sentence, stacklevel=2)
-        recorder = cut_back(path, settings, saved.step)
+        recorder, said = cut_back(path, settings, saved)
+        for sentence in said:
+            warnings.warn(sentence, stacklevel=2)
         run = Run(agent.trainer.members[0], agent._evaluator(settings), path, recorder=recorder, store=saved.stores[0])
         agent._drive(run, settings.steps, progress)
     return agent

@@ -41,6 +41,7 @@ class Run:
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.watch = Stopwatch()
+        self.paused = 0.0  # seconds for which training stood still for checkpoints
 
     def record(self, visited: list[tuple[int, np.ndarray]]) -> None:
         if self.recorder is not None:
@@ -52,7 +53,7 @@ class Run:
         line = self.member.log_line()
         line |= {"time/fps": since / max(self.watch.lap(), 1e-9), "time/elapsed": self.watch.elapsed}
         if self.store is not None:
-            line["time/checkpoint_wait"] = self.store.waited
+            line["time/checkpoint_wait"] = self.paused
         for sink in self.sinks:
             sink.write(self.member.step, line)
         return line
@@ -87,9 +88,9 @@ class Run:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
-        if self.files is not None:
-            self.files.sync()
-        checkpoint.save(self.member, self.store, wait)
+        assert self.files is not None
+        self.files.sync()
+        checkpoint.save(self.member, self.store, wait, self.files.arrays())
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -162,11 +163,14 @@ class Drive:
 
     def save(self, wait: bool = False) -> None:
         """A checkpoint of every seed; the one before is complete for all of them by then."""
+        watch = Stopwatch()
         for run in self.runs:
             if run.store is not None:
                 run.store.wait()
         for run in self.runs:
             run.save(wait)
+        for run in self.runs:
+            run.paused += watch.elapsed
 
     def close(self) -> None:
         for run in self.runs:
