@@ -334,19 +334,19 @@ def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
     trainer.action = before
 
 
-_before: dict[int, Any] = {}  # the handlers that ours stand in for
+_listening: list[Callable] = []  # the handlers of ours that are in place
 
 
-def _hand_back_in_child() -> None:
+def _forget_in_child() -> None:
     """A forked child takes signals for itself, and does not speak for this process through its pipe."""
-    if _before:
+    if _listening:
+        _listening.clear()
         signal.set_wakeup_fd(-1)
-        for number, handler in _before.items():
-            signal.signal(number, handler)
-        _before.clear()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_hand_back_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextmanager
@@ -364,16 +364,15 @@ def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
     except ValueError:  # not the main thread: nothing can be caught here
         yield lambda: False
         return
-    outermost = not _before
-    _before.update(before if outermost else {})
+    _listening.append(note)
     try:
         with end_at_second() if ends_process else nullcontext():
             yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if outermost:
-            _before.clear()
+        if note in _listening:
+            _listening.remove(note)
 
 
 @contextmanager

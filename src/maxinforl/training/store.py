@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -352,7 +351,6 @@ class CheckpointStore:
         if keep < 1:
             raise BadInput(f"keep is {keep} and must be at least 1 checkpoint")
         self.directory, self.keep = Path(directory), keep
-        self.waited = 0.0  # seconds for which the disk has held up the caller
         self._line = _Line()
         self._swept = False
         self._writer: ThreadPoolExecutor | None = None
@@ -390,11 +388,9 @@ class CheckpointStore:
         """Wait for the checkpoint being written; RunFailed says why there is none, and the older ones are kept."""
         if self._flight is None:
             return
-        began = time.perf_counter()
         try:
             self._flight.result()
         finally:
-            self.waited += time.perf_counter() - began
             self._flight = None if self._flight.done() else self._flight
 
     def close(self) -> None:
