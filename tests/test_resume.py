@@ -320,6 +320,28 @@ def test_a_configuration_that_is_not_the_checkpoints_is_said_or_refused(tmp_path
     assert cli.main(["resume", str(out)]) == 0 and CheckpointStore(out / "checkpoints").load().meta["base.gamma"] == 0.5
 
 
+@pytest.mark.filterwarnings("ignore:the checkpoint at step 40 was made with")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hidden = [\n    16,\n    16,\n]", "hidden = [16, 100_000_000_000]"),
+        ("hidden = [\n    16,\n    16,\n]", "hidden = [16, -1]"),
+        ('kind = "ActorCritic"', 'kind = "Plain"'),
+    ],
+)
+def test_a_configuration_that_makes_no_agent_or_a_huge_one_is_one_sentence(tmp_path, monkeypatch, capsys, old, new):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    edited(out, old, new)
+    if "Plain" in new:  # whose settings are fewer
+        text = (out / "config.toml").read_text()
+        (out / "config.toml").write_text(text[: text.index(new)] + new + "\n")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(BadInput):
+        maxinforl.load(out)
+
+
 def test_surroundings_that_decide_the_numbers_are_recorded_and_compared(tmp_path, monkeypatch):
     monkeypatch.setenv("NPROC", "3")
     monkeypatch.setenv("XLA_FLAGS", "")

@@ -437,7 +437,7 @@ def read_spaces(table: Any) -> tuple[spaces.Box, spaces.Box]:
 
 
 def _is_shape(value: Any) -> bool:
-    whole = isinstance(value, list) and len(value) in (1, 3) and all(type(n) is int and n > 0 for n in value)
+    whole = isinstance(value, list) and len(value) <= 32 and all(type(n) is int and n > 0 for n in value)
     return whole and math.prod(value) <= LARGEST
 
 

@@ -444,7 +444,13 @@ def agent_arrays(state: Any) -> dict[str, np.ndarray]:
 
 def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
     """A tree shaped as `like` filled with saved arrays, or a sentence about what does not fit."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(like)
+    names = check_arrays(arrays, like)
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in names])
+
+
+def check_arrays(arrays: dict[str, np.ndarray], like: Any) -> list[str]:
+    """The names of a tree's leaves, in order, where the saved arrays are just those."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     if set(names) != set(arrays):
         odd = sorted(set(names) ^ set(arrays))[0]
@@ -452,4 +458,4 @@ def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
     for name, (_, leaf) in zip(names, leaves):
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise BadInput(f"the saved agent does not fit its configuration: '{name}' has shape {arrays[name].shape}")
-    return tree.unflatten([jnp.array(arrays[name]) for name in names])
+    return names

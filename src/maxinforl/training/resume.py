@@ -15,10 +15,11 @@ from maxinforl.explore import Strategy
 from maxinforl.files import inside
 from maxinforl.settings import Settings
 from maxinforl.training import checkpoint
+from maxinforl.training.changes import outlined
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles
-from maxinforl.training.loop import Trainer, check_memory
+from maxinforl.training.loop import Trainer, check_arrays, check_memory
 from maxinforl.training.run import Run
 from maxinforl.training.store import Checkpoint, CheckpointStore
 
@@ -54,7 +55,12 @@ def saved_runs(directories: list[Path], custom: Iterable[type] = ()) -> Saved:
     check_memory(first, first.steps, *read_spaces(found[0][2]["spaces"]), len(seeds))  # before any of it is taken
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
     stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
-    return Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
+    saved = Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
+    if saved.checkpoints and saved.tables[0].get("by_name", True):  # before an agent of that configuration is made
+        like = outlined(strategy, saved.tables[0], first)
+        for c in saved.checkpoints:
+            check_arrays(checkpoint.part(c, "agent/"), like)
+    return saved
 
 
 def take_up(trainer: Trainer, saved: Saved) -> list[str]:
