@@ -431,8 +431,8 @@ def read_spaces(table: Any) -> tuple[spaces.Box, spaces.Box]:
     shape, dtype, low, high = (table.get(name) for name in names) if isinstance(table, dict) else [None] * 4
     if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
         raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
-    pixels = dtype == "uint8"
-    observation = spaces.Box(0, 255, shape, np.uint8) if pixels else spaces.Box(-np.inf, np.inf, shape, np.float32)
+    shape, image = tuple(shape), dtype == "uint8"
+    observation = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-np.inf, np.inf, shape, np.float32)
     return observation, spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
 
 
