@@ -418,7 +418,7 @@ def test_a_replay_is_made_anew_a_column_at_a_time(tmp_path, monkeypatch):
     count = lambda *a: (held.append(sum(ref() is not None for ref in columns)), array(*a))[1]
     monkeypatch.setattr(checkpoint.jnp, "array", count)
     checkpoint.rebuilt(blank, rows)
-    assert held[: len(columns)] == [4, 3, 2, 1, 0]
+    assert held[-len(columns) :] == [4, 3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
