@@ -428,7 +428,8 @@ def plain_spaces(observation: spaces.Box, action: spaces.Box) -> dict[str, Any]:
 def read_spaces(table: Any) -> tuple[spaces.Box, spaces.Box]:
     """Spaces from a table of a file, refused where no environment has such or a shape would take much memory."""
     names = ("observation_shape", "observation_dtype", "action_low", "action_high")
-    shape, dtype, low, high = (table.get(name) for name in names) if isinstance(table, dict) else [None] * 4
+    found: list[Any] = [table.get(name) for name in names] if isinstance(table, dict) else [None] * 4
+    shape, dtype, low, high = found
     if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
         raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
     shape, image = tuple(shape), dtype == "uint8"

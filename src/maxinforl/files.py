@@ -181,11 +181,11 @@ def sync(path: PathLike) -> None:
 class Summary(NamedTuple):
     """What tells whether a log is the same: its length and CRC-32, which go on with every line."""
 
-    bytes: int = 0
+    length: int = 0
     crc: int = 0
 
     def then(self, data: bytes) -> "Summary":
-        return Summary(self.bytes + len(data), zlib.crc32(data, self.crc))
+        return Summary(self.length + len(data), zlib.crc32(data, self.crc))
 
 
 def summary(path: PathLike) -> Summary:
