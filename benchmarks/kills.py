@@ -4,9 +4,10 @@
 
 For each kind of run a twin is trained without interruption; then copies of it are killed, half of them inside the write
 of a later checkpoint, at each stage of it in turn, and the others at a random step after the first checkpoint, and
-resumed. eval.csv and the final weights are compared byte for byte. One JSON line per kill, with the step that training
-had reached (`died`) and the one it went on from (`resumed`); a kill that cost no work is not counted but repeated, and
-kills that the log already holds are not.
+resumed. One more run, of several seeds, is killed when only some of them can have their first checkpoint. eval.csv and
+the final weights are compared byte for byte. One JSON line per kill, with the step that training had reached (`died`)
+and the one it went on from (`resumed`); a kill that cost no work is not counted but repeated, and kills that the log
+already holds are not.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ STAGES = (
     *("checkpoint renamed", "old checkpoint unnamed", "old checkpoints removed"),
 )
 MOST = {"segment writing": 40, "state.safetensors writing": 200}  # calls of a stage to choose from; others have 6
+FIRST = "first checkpoint of one seed"
 TRIES = 20
 SMALL = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2", "--log-every", "50"]
 KINDS = {
@@ -129,7 +131,12 @@ def complete(arguments: list[str]) -> str:
 
 
 def planned(kind: str, steps: int, stage: str | None, rng: random.Random, note: Path) -> dict:
-    """When to kill: at a call of a stage after the first checkpoint (of every seed), or at a step after it."""
+    """When to kill: at a call of a stage after the first checkpoint (of every seed), or at a step after it.
+
+    `FIRST` is inside the first checkpoint of one seed, which the others may complete.
+    """
+    if stage == FIRST:
+        return {"note": str(note), "stage": "state.safetensors written", "count": 1, "good": 0}
     if stage is None:
         return {"note": str(note), "step": rng.randint(period(steps) + 1, steps - 1)}
     count = rng.randint(1, MOST.get(stage, 6))
@@ -167,14 +174,15 @@ def trial(kind: str, number: int, stage: str | None, args: argparse.Namespace) -
         complete([*flags(kind, args.steps), "--out", str(twin)])
         (twin / "done").touch()
     died = resumed = tries = 0
-    while not died > resumed > 0:
+    while not (died > resumed and (resumed == 0) == (stage == FIRST)):
         if (tries := tries + 1) > TRIES:
             raise SystemExit(f"kill {number} of {kind} cost no work {TRIES} times: take more --steps")
         subprocess.run(["rm", "-rf", str(out)], check=True)
         died, resumed = killed(kind, out, args.steps, stage, rng)
     said = complete(["resume", str(out)])
     line = {"number": number, "kind": kind, "stage": stage, "tries": tries, "died": died, "resumed": resumed}
-    line["said"] = next((t for t in said.splitlines() if t.startswith("resuming")), "").replace(str(out), out.name)
+    begins = [t for t in said.splitlines() if t.startswith("resuming") or t.endswith("starting again from step 0")]
+    line["said"] = next(iter(begins), "").replace(str(out), out.name)
     return line | {"same": fate(twin) == fate(out)}
 
 
@@ -194,10 +202,10 @@ def main() -> int:
     args = parser.parse_args()
     done = {json.loads(line)["number"] for line in args.log.read_text().splitlines()} if args.log.exists() else set()
     args.out.mkdir(parents=True, exist_ok=True)
-    for number in range(args.kills):
+    trials = [(args.kinds[n % len(args.kinds)], stage_of(n, len(args.kinds))) for n in range(args.kills)]
+    for number, (kind, stage) in enumerate([*trials, *([("seeds", FIRST)] if "seeds" in args.kinds else [])]):
         if number not in done:
-            kind = args.kinds[number % len(args.kinds)]
-            line = trial(kind, number, stage_of(number, len(args.kinds)), args)
+            line = trial(kind, number, stage, args)
             print(json.dumps(line), flush=True)
             with args.log.open("a") as log:
                 log.write(json.dumps(line) + "\n")

@@ -40,6 +40,25 @@ def test_what_came_after_the_checkpoint_is_cut_off(tmp_path):
     np.testing.assert_array_equal(again.states[:, 0], np.arange(100))
 
 
+def test_a_recorder_that_began_late_keeps_its_rhythm_when_it_is_cut_back(tmp_path):
+    whole = feed(StateRecorder(16), 70, 300)
+    feed(StateRecorder(16), 70, 139).save(tmp_path / "states.npz")
+    again = feed(StateRecorder.load(tmp_path / "states.npz", upto=137), 137, 300)
+    np.testing.assert_array_equal(whole.states, again.states)
+    assert StateRecorder.load(tmp_path / "states.npz", upto=50).seen == 0
+
+
+def test_states_may_be_large_but_not_larger_than_their_file(tmp_path):
+    path = tmp_path / "states.npz"
+    recorder = feed(StateRecorder(), 0, 3)
+    recorder._rows = np.zeros((3, 12 * 2**20), np.float32)  # 144 MiB
+    recorder.save(path)
+    assert StateRecorder.load(path).states.shape == (3, 12 * 2**20)
+    np.savez_compressed(path, step=np.arange(3), obs=np.zeros((3, 10**6), np.float32), counts=np.array([9, 1, 3, 0]))
+    with pytest.raises(BadInput, match="claims"):
+        StateRecorder.load(path)
+
+
 def test_files_hold_no_pickle(tmp_path):
     feed(StateRecorder(), 0, 3).save(tmp_path / "states.npz")
     with np.load(tmp_path / "states.npz", allow_pickle=False) as file:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import maxinforl
 from maxinforl.envs import Watchdog, episode_seed, make, make_pool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.training.evaluate import EVALUATION, Evaluator
@@ -30,8 +31,8 @@ class Brittle(gym.Env):
     action_space = spaces.Box(-2, 2, (1,), np.float32)
     closed = 0
 
-    def __init__(self, breaks=(), how="exception", at=3):
-        self.breaks, self.how, self.at, self.bad = breaks, how, at, False
+    def __init__(self, breaks=(), how="exception", at=3, note=None):
+        self.breaks, self.how, self.at, self.bad, self.note = breaks, how, at, False, note
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -67,6 +68,10 @@ class Brittle(gym.Env):
 
     def hang(self, obs, reward):
         time.sleep(1000)
+
+    def leave_a_note_and_hang(self, obs, reward):
+        self.note.touch()
+        self.hang(obs, reward)
 
     def close(self):
         type(self).closed += 1
@@ -311,7 +316,52 @@ def test_the_watchdog_names_what_hangs_and_nothing_else():
     assert len(said) == 1 and "environment 0 (Brittle), episode 0, step 3 has hung for 0.2 s" in said[0]
 
 
+def test_a_process_that_was_suspended_has_not_hung(monkeypatch):
+    """The clock went on while nothing ran, and the watchdog ticked once."""
+    pool, said = make_pool(Brittle), []
+    now = time.monotonic
+    with Watchdog(1.0, [pool], said.append):
+        monkeypatch.setattr(time, "monotonic", lambda: now() + (1000 if pool.entered else 0))
+        pool._call(0, time.sleep, 0.4)
+    assert said == []
+
+
 # ------------------------------------------------------------------ in evaluation
+
+
+class Hangs:
+    """Hangs in the first episode of the first evaluation, once: where it hung, a file says so."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self):
+        first = not self.path.exists()
+        return Brittle([episode_seed(EVALUATION, 0, 0)] if first else [], "leave_a_note_and_hang", note=self.path)
+
+
+def test_an_evaluation_in_workers_survives_a_hang(tmp_path):
+    settings = {"workers": True, "env_timeout": TIMEOUT, "eval_episodes": 1, "learning_starts": 1000}
+    agent = maxinforl.make("sac", Hangs(tmp_path / "hung"), **settings)
+    with pytest.warns(
+        UserWarning, match="environment 0 of the evaluation .* did not answer within 3 s; it was made anew"
+    ):
+        agent.learn(1)
+    assert agent.trainer is not None
+    agent.trainer.close()
+    assert agent.evaluations[0][1].lengths.tolist() == [5]
+
+
+@pytest.mark.parametrize("how", ["nan_observation", "nan_reward"])
+def test_numbers_that_are_not_finite_are_faults_of_an_evaluation_too(how):
+    bad, told = episode_seed(EVALUATION, 0, 0), []
+    again = Evaluator([make(Brittle([bad], how))], 0, makers=[lambda: make(Brittle())])
+    again.tell = told.append
+    act = lambda obs: np.full((1, 1), 0.5, np.float32)
+    assert again(act, 0).returns.tolist() == [5.0]
+    assert len(told) == 1 and "is nan" in told[0] and told[0].endswith("made anew, and its episode begins again")
+    with pytest.raises(RunFailed, match="is nan"):
+        Evaluator([make(Brittle([bad], how))], 0)(act, 0)
 
 
 def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
@@ -322,10 +372,12 @@ def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
     made.append(1)
     again = [lambda maker=maker: make(maker()) for maker in makers]
     act = lambda obs: np.full((2, 1), 0.5, np.float32)
-    result = Evaluator(envs, 0, makers=again)(act, 0)
+    with pytest.warns(UserWarning, match="made anew"):
+        result = Evaluator(envs, 0, makers=again)(act, 0)
     assert result.returns.tolist() == [5.0, 5.0] and result.lengths.tolist() == [5, 5]
     stubborn = [lambda: make(Brittle()), lambda: make(Brittle([bad]))]
-    with pytest.raises(RunFailed, match=r"environment 1 of the evaluation \(Brittle\) raised OSError"):
+    lost = pytest.raises(RunFailed, match=r"environment 1 of the evaluation \(Brittle\) raised OSError")
+    with lost, pytest.warns(UserWarning, match="made anew"):
         Evaluator([m() for m in stubborn], 0, makers=stubborn)(act, 0)
     with pytest.raises(RunFailed, match="simulator lost"):
         Evaluator([m() for m in stubborn], 0)(act, 0)

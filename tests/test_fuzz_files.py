@@ -1,6 +1,6 @@
 """Whatever bytes a file holds, reading it gives a value or one sentence: no traceback, hang, flood of memory or write.
 
-21 650 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
+22 000 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
 after they were changed: what is tried is what an attacker would write, not what a bad disk would.
 """
 
@@ -8,7 +8,9 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
+import tomllib
 import tracemalloc
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -16,9 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 
-from maxinforl import files
+import maxinforl
+from maxinforl import cli, files
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.training.directory import read_run
 from maxinforl.training.lock import holder
 from maxinforl.training.store import CheckpointStore, Lane, Rows
 
@@ -178,6 +183,84 @@ def test_array_bytes(path, arrays):
 
 def test_array_headers(path, arrays):
     assert fuzz(path, arrays, header_tree, lambda: files.load_arrays(path), 4500) > 10
+
+
+# --- the configuration of a run ----------------------------------------------------------------------------------
+
+
+def plain(value: object) -> object:
+    """What TOML can say of a value: there is no None in it."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items() if v is not None}
+    return [plain(v) for v in value if v is not None] if isinstance(value, list) else value
+
+
+def config_tree(chance: random.Random, data: bytes) -> bytes:
+    """Put something odd somewhere into a configuration."""
+    changed = plain(tree(chance, tomllib.loads(data.decode())))
+    return tomli_w.dumps(changed if isinstance(changed, dict) else {}).encode() or data
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> Path:
+    """A run with a checkpoint, and every table that a run's configuration may have."""
+    out = tmp_path_factory.mktemp("learned") / "run"
+    maxinforl.make(
+        "maxinfo-sac",
+        "Pendulum-v1",
+        eval_episodes=0,
+        learning_starts=1000,
+        env_arg={"g": 9.0},
+        set={"base.hidden": (8, 8), "intrinsic.hidden": (8, 8)},
+    ).learn(1, out=out)
+    path = out / "config.toml"
+    history = [{"step": 0, "setting": "steps", "before": "1", "after": "2"}]
+    files.write_toml(path, files.read_toml(path) | {"planned": 2, "together": [0, 1], "history": history})
+    return out
+
+
+@pytest.mark.parametrize(("read", "cases"), [(read_run, 300), (maxinforl.load, 50)], ids=["read_run", "load"])
+@pytest.mark.filterwarnings("ignore:the checkpoint at step 1 was made with")
+def test_configurations(learned, tmp_path, read, cases):
+    run = tmp_path / "inside"
+    shutil.copytree(learned, run)
+    path = run / "config.toml"
+    read(run)  # imports and caches are not the file's doing
+    assert fuzz(path, [path.read_bytes()], config_tree, lambda: read(run), cases) > 0
+
+
+BAD = {
+    "by_name = true": ["by_name = 3"],
+    "observation_shape = [\n    3,\n]": [
+        'observation_shape = ["a"]',
+        *(f"observation_shape = [{n}]" for n in (-3, 10**11)),
+    ],
+    "observation_dtype": ["observation_type"],
+    "planned = 2": ['planned = "x"', "planned = 0", "planned = 4294967296"],
+    "together = [\n    0,\n    1,\n]": ["together = 3", 'together = ["../x"]'],
+    "9.0,\n    ],": ["9.0,\n    ], 1, 2,"],
+}
+
+
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old in BAD for new in BAD[old]])
+def test_what_no_run_writes_is_refused(learned, tmp_path, old, new):
+    run = tmp_path / "inside"
+    shutil.copytree(learned, run)
+    text = (run / "config.toml").read_text()
+    assert old in text
+    (run / "config.toml").write_text(text.replace(old, new))
+    with pytest.raises(BadInput):
+        maxinforl.load(run)
+    assert cli.main(["resume", str(run)]) == 2
+
+
+def test_a_run_that_does_not_say_whether_its_environment_has_a_name_has_one(learned, tmp_path):
+    run = tmp_path / "inside"
+    shutil.copytree(learned, run)
+    table = files.read_toml(run / "config.toml")
+    del table["by_name"]
+    files.write_toml(run / "config.toml", table)
+    assert maxinforl.load(run).env == "Pendulum-v1"
 
 
 # --- files of a run ----------------------------------------------------------------------------------------------

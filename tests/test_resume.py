@@ -1,13 +1,17 @@
 """Runs taken up again: what is repeated, what cannot be and is said, and who may do it."""
 
+import errno
 import gc
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,14 +19,15 @@ import numpy as np
 import pytest
 
 import maxinforl
-from maxinforl import cli
-from maxinforl.agent import make_trainer
+from maxinforl import cli, files
+from maxinforl.agent import make_trainer, read_spaces
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, TRUNCATED
-from maxinforl.training import command, loop, store
-from maxinforl.training.directory import read_run
+from maxinforl.training import checkpoint, command, loop, store
+from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
+from maxinforl.training.log import TensorBoard
 from maxinforl.training.resume import Saved, saved_runs, take_up
 from maxinforl.training.run import Drive
 from maxinforl.training.store import CheckpointStore
@@ -91,6 +96,11 @@ def lane_of(out: Path) -> Mapping[str, np.ndarray]:
     return rows.lanes[0].columns
 
 
+def make_trainer_like(out: Path):
+    settings, strategy, _ = read_run(out)
+    return make_trainer(strategy, [settings], settings.env, settings.steps)
+
+
 def taken_up(directories: list[Path]):
     """The saved runs' actions, and the trainer and sentences once they are taken up."""
     saved = saved_runs(directories)
@@ -139,6 +149,26 @@ def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     assert np.array_equal(action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
     uniform, greedy = (np.array(trainer.program.react(trainer.state, u))[0] for u in (True, False))
     assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
+
+
+@pytest.mark.parametrize("lost", ["first", "common"])
+def test_seeds_without_a_step_in_common_start_again(tmp_path, monkeypatch, capsys, lost):
+    """Killed between the first checkpoints of two seeds, or with the only step that both had gone."""
+    flags = ["--env", "Corridor-v0", "--seeds", "0-1", "--keep", "2"]
+    whole, out = tmp_path / "whole", tmp_path / "runs"
+    done = ["train", *IDLE, *flags, "--steps", "60", "--save-every", "20", "--out", str(whole)]
+    assert cli.main(done) == 0
+    broken_off(monkeypatch, flags, out, at=25 if lost == "first" else 45)
+    for step in (20,) if lost == "first" else (20, 40):
+        seed = 1 if lost == "first" or step == 40 else 0
+        shutil.rmtree(out / f"seed-{seed}/checkpoints/step-{step:09d}")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 0
+    assert "seed-0 has no checkpoint of a step that all seeds have one of: starting again from step 0" in said(capsys)
+    for seed in ("seed-0", "seed-1"):
+        assert same(saved_weights(whole / seed), saved_weights(out / seed))
+        assert metrics(whole / seed) == metrics(out / seed)
+        assert CheckpointStore(out / seed / "checkpoints").steps() == [40, 60]
 
 
 @pytest.mark.parametrize("workers", [False, True])
@@ -198,6 +228,50 @@ def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, mon
         maxinforl.resume(tmp_path)
 
 
+@pytest.mark.parametrize("how", ["saved", "loaded run", "second directory"])
+def test_an_agent_that_had_learned_is_there_from_the_first_step(tmp_path, monkeypatch, how):
+    """Killed before a checkpoint was due, it goes on with what it knew and not with what its seed would give."""
+    first = make("sac", save_every=1000, eval_every=15).learn(30, out=tmp_path / "first")
+    first.save(tmp_path / "saved")
+
+    def go_on(out: str) -> None:
+        if how == "second directory":
+            agent = make("sac", save_every=1000, eval_every=15).learn(30)
+        else:
+            agent = maxinforl.load(tmp_path / ("saved" if how == "saved" else "first"))
+        agent.learn(40, out=tmp_path / out)
+
+    go_on("whole")
+    with monkeypatch.context() as patch:
+        interrupted(patch, 55 if how == "second directory" else 25)
+        with pytest.raises(MemoryError):
+            go_on("broken")
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    assert same(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken"))
+    assert (tmp_path / "whole/eval.csv").read_bytes() == (tmp_path / "broken/eval.csv").read_bytes()
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
+
+
+def test_what_schedules_plan_for_is_kept_before_the_first_checkpoint(tmp_path, monkeypatch):
+    agent = maxinforl.make("sac", "Corridor-v0", total_steps=500, learning_starts=1000, eval_episodes=0)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 5)
+        with pytest.raises(MemoryError):
+            agent.learn(10, out=tmp_path / "run")
+    assert read_run(tmp_path / "run")[2]["planned"] == 500
+    assert cli.main(["resume", str(tmp_path / "run")]) == 0
+    assert int(CheckpointStore(tmp_path / "run/checkpoints").load().state["clock/total"]) == 500
+
+
+def test_a_directory_that_another_process_is_opening_is_left_alone(tmp_path):
+    agent, out = make("sac", eval_episodes=0), tmp_path / "run"
+    out.mkdir()
+    with RunLock(out), pytest.raises(BadInput, match="in use by"):
+        agent.learn(10, out=out)
+    assert [path.name for path in out.iterdir()] == ["lock.json"]
+    make("sac", learning_starts=1000, eval_episodes=0).learn(1, out=out)  # a lock alone is no run
+
+
 def test_evaluations_come_as_often_as_learn_was_told(tmp_path):
     agent = make("sac", learning_starts=1000, eval_every=40).learn(40, eval_every=10, out=tmp_path / "run")
     assert [step for step, _ in agent.evaluations] == [0, 10, 20, 30, 40]
@@ -244,6 +318,28 @@ def test_a_configuration_that_is_not_the_checkpoints_is_said_or_refused(tmp_path
     assert cli.main(["resume", str(out)]) == 0
     assert sentence in said(capsys)
     assert cli.main(["resume", str(out)]) == 0 and CheckpointStore(out / "checkpoints").load().meta["base.gamma"] == 0.5
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint at step 40 was made with")
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("hidden = [\n    16,\n    16,\n]", "hidden = [16, 100_000_000_000]"),
+        ("hidden = [\n    16,\n    16,\n]", "hidden = [16, -1]"),
+        ('kind = "ActorCritic"', 'kind = "Plain"'),
+    ],
+)
+def test_a_configuration_that_makes_no_agent_or_a_huge_one_is_one_sentence(tmp_path, monkeypatch, capsys, old, new):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    edited(out, old, new)
+    if "Plain" in new:  # whose settings are fewer
+        text = (out / "config.toml").read_text()
+        (out / "config.toml").write_text(text[: text.index(new)] + new + "\n")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(BadInput):
+        maxinforl.load(out)
 
 
 def test_surroundings_that_decide_the_numbers_are_recorded_and_compared(tmp_path, monkeypatch):
@@ -298,6 +394,65 @@ def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch
     assert saved.step == 40 and saved.checkpoints == []
 
 
+def test_memory_is_asked_for_once_and_before_any_is_taken(tmp_path, monkeypatch, capsys):
+    """What the replay takes is no longer free: to count it again would refuse a run that fits."""
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    settings, _, table = read_run(out)
+    needed = loop.replay_bytes(settings, settings.steps, *read_spaces(table["spaces"]))
+    loaded, load = [], CheckpointStore.load
+    monkeypatch.setattr(CheckpointStore, "load", lambda self, *a, **k: (loaded.append(1), load(self, *a, **k))[1])
+    monkeypatch.setattr(loop, "available_memory", lambda: needed)
+    assert cli.main(["resume", str(out)]) == 2 and not loaded
+    assert "the replay needs" in capsys.readouterr().err
+    monkeypatch.setattr(loop, "available_memory", lambda: needed if loaded else 2 * needed)
+    assert cli.main(["resume", str(out)]) == 0 and loaded
+
+
+def test_a_replay_is_made_anew_a_column_at_a_time(tmp_path, monkeypatch):
+    """At most one column is held twice, beside those that are done."""
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    rows, held = CheckpointStore(out / "checkpoints").load().rows, []
+    assert rows is not None
+    blank, array = make_trainer_like(out).state.replay, checkpoint.jnp.array
+    columns = [weakref.ref(rows.lanes[0].columns[name].base) for name in checkpoint.COLUMNS]
+    count = lambda *a: (held.append(sum(ref() is not None for ref in columns)), array(*a))[1]
+    monkeypatch.setattr(checkpoint.jnp, "array", count)
+    checkpoint.rebuilt(blank, rows)
+    assert held[-len(columns) :] == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
+def test_a_log_that_is_not_what_the_checkpoint_saw_is_said(tmp_path, monkeypatch, capsys, name):
+    flags = ["--env", "Corridor-v0", "--log-every", "10", "--eval-episodes", "1", "--eval-every", "10"]
+    out = broken_off(monkeypatch, flags, tmp_path / "run")
+    text = (out / name).read_text()
+    whole = shutil.copytree(out, tmp_path / "whole")
+    (out / name).write_text("".join(line for i, line in enumerate(text.splitlines(keepends=True)) if i != 2))
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 0
+    assert f"{out / name} is not what it was at step 40: lines of it were changed or lost" in said(capsys)
+    assert cli.main(["resume", str(whole)]) == 0
+    assert "is not what it was" not in said(capsys)
+
+
+def test_what_a_later_version_adds_is_no_change(tmp_path, monkeypatch):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    settings, strategy, _ = read_run(out)
+    saved = CheckpointStore(out / "checkpoints").load(rows=False)
+    meta = {k: v for k, v in saved.meta.items() if k not in ("base.gamma", "--capacity")}
+    assert checkpoint.changed_since(replace(saved, meta=meta), settings, strategy) == []
+    with pytest.raises(BadInput, match="--capacity 7"):
+        checkpoint.changed_since(replace(saved, meta=meta | {"--capacity": 7}), settings, strategy)
+
+
+def test_the_pause_for_checkpoints_is_all_of_it(tmp_path, monkeypatch):
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a: (time.sleep(0.2), save(*a))[1])
+    make("sac", learning_starts=1000, eval_episodes=0, save_every=10, log_every=10).learn(20, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["time/checkpoint_wait"] >= 0.2 for line in lines] == [False, True]
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "foreign"])
 def test_damaged_states_are_one_sentence(tmp_path, monkeypatch, capsys, damage):
     out = broken_off(monkeypatch, ["--env", "Corridor-v0", "--record-states"], tmp_path / "run")
@@ -311,6 +466,68 @@ def test_damaged_states_are_one_sentence(tmp_path, monkeypatch, capsys, damage):
     assert str(path) in sentence and sentence.count("\n") == 1 and "remove it" in sentence
     path.unlink()
     assert cli.main(["resume", str(out)]) == 0
+
+
+# ------------------------------------------------------------------ pictures and films
+
+FILMED = ["--env", "Drawn-v0", "--video", "--eval-episodes", "1", "--eval-every", "60"]
+
+
+def picture_of(chunk) -> str | None:
+    """Which kind of picture begins with these bytes."""
+    start = bytes(memoryview(chunk)[:12])
+    return "phase.png" if start.startswith(b"\x89PNG") else ".mp4" if b"ftyp" in start else None
+
+
+@pytest.mark.parametrize("name", ["curve.png", "phase.png", "videos"])
+def test_nothing_is_written_through_a_link_in_a_run(tmp_path, monkeypatch, capsys, name):
+    out, outside = broken_off(monkeypatch, FILMED, tmp_path / "run"), tmp_path / "outside"
+    outside.mkdir() if name == "videos" else outside.write_text("untouched")
+    (out / name).symlink_to(outside)
+    assert cli.main(["resume", str(out)]) == 2
+    sentence = capsys.readouterr().err
+    assert f"{out / name} is a symbolic link" in sentence and sentence.count("\n") == 1
+    assert not list(outside.iterdir()) if name == "videos" else outside.read_text() == "untouched"
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60  # before anything was drawn
+
+
+def test_a_seed_that_is_a_link_is_refused_and_left_alone(tmp_path, monkeypatch, capsys):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0", "--seeds", "0-1"], tmp_path / "runs")
+    (out / "seed-1").rename(tmp_path / "outside")
+    (out / "seed-1").symlink_to(tmp_path / "outside")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "outside").rglob("*")}
+    assert cli.main(["resume", str(out)]) == 2
+    assert "seed-1 is a symbolic link" in capsys.readouterr().err
+    clear(out)
+    assert not any(out.iterdir())
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "outside").rglob("*")}
+
+
+def test_tensorboard_logs_follow_no_link(tmp_path):
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "tensorboard").symlink_to(tmp_path / "outside")
+    with pytest.raises(BadInput, match="symbolic link"):
+        TensorBoard(tmp_path)
+    assert not any((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["phase.png", ".mp4"])
+def test_a_disk_that_is_full_when_pictures_are_written_is_one_sentence(tmp_path, monkeypatch, capsys, kind):
+    write = files._write_all
+
+    def full(file, chunk):
+        if picture_of(chunk) == kind:
+            raise OSError(errno.ENOSPC, "no space")
+        write(file, chunk)
+
+    out = broken_off(monkeypatch, FILMED, tmp_path / "run")
+    monkeypatch.setattr(files, "_write_all", full)
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 3
+    sentence = capsys.readouterr().err
+    assert "the disk is full" in sentence and sentence.count("\n") == 1
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60
 
 
 # ------------------------------------------------------------------ signals
@@ -350,6 +567,69 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, where):
     finally:
         process.kill()
         process.stdout.close()
+
+
+FORKING = """
+import os, signal, time
+from maxinforl.training.loop import signals
+
+def forked(ignore):
+    if os.fork() == 0:
+        if ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+        os._exit(0)
+
+with signals(ends_process=True) as asked:
+    forked(ignore=False)
+    forked(ignore=True)
+    print("ready", flush=True)
+    while not asked():
+        time.sleep(0.01)
+    time.sleep(0.5)  # a signal that is heard twice ends the process here
+print("left", flush=True)
+"""
+
+
+def test_children_neither_repeat_a_signal_nor_hold_up_the_end():
+    """Ctrl-C goes to the whole group; one of the children lives on."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", FORKING], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        assert process.wait(20) == 0 and process.stdout.readline() == "left\n"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("where", ["describe", "take_up", "prepare"])
+def test_a_signal_while_a_run_is_made_ready_leaves_it_as_it_was(tmp_path, monkeypatch, capsys, where):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    inner = getattr(command, where)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, where, lambda *a: (os.kill(os.getpid(), signal.SIGTERM), inner(*a))[1])
+        assert cli.main(["resume", str(out)]) == 75
+    assert "stopped: continue with" in said(capsys) and CheckpointStore(out / "checkpoints").steps()[-1] == 40
+    assert cli.main(["resume", str(out)]) == 0
+
+
+@pytest.mark.parametrize("number", loop.STOPS)
+def test_a_signal_before_or_after_training_is_no_traceback(tmp_path, monkeypatch, capsys, number):
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "resume", lambda *a: (os.kill(os.getpid(), number), time.sleep(5)))
+    assert cli.main(["resume", str(tmp_path)]) == 75 and capsys.readouterr().err.count("\n") == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_while_a_run_is_closed_does_not_undo_it(tmp_path, monkeypatch):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    inner = Drive.close
+    monkeypatch.setattr(Drive, "close", lambda self: (os.kill(os.getpid(), signal.SIGTERM), inner(self))[1])
+    assert cli.main(["resume", str(out)]) == 0
+    assert CheckpointStore(out / "checkpoints").steps()[-1] == 60
 
 
 def test_in_ones_own_process_a_second_signal_only_interrupts():

@@ -523,7 +523,10 @@ BAD = [
     (["--on-nan", "panic"], "on-nan"),
     (["--config", "nowhere.toml"], "is not a file"),
     (["--env-arg", "colour=3"], "colour"),
-    (["--num-envs", "1000", "--capacity", "1000000000000", "--steps", "900000000000"], "GB are free"),
+    (["--env-timeout", "inf"], "--env-timeout must be a finite number"),
+    (["--max-hours", "inf"], "--max-hours must be a finite number"),
+    (["--seed", "4294967296"], "--seed must be at most 4294967295"),
+    (["--seeds", "0-999", "--capacity", "1000000000000", "--steps", "2000000000"], "GB are free"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,7 @@ EnvLike: TypeAlias = str | gym.Env | VectorEnv | Callable[..., gym.Env]
 FORMAT = 1
 SAVED = "agent.safetensors"
 PREDICT = 2  # stream of random numbers
+LARGEST = 2**24  # numbers in an observation that a file may claim
 
 
 class Agent:
@@ -57,20 +59,30 @@ class Agent:
         """Collects `steps` more transitions and learns from them; writes nothing unless `out` is given."""
         from maxinforl.training.directory import open_run
 
+        begun = self._loaded is not None or self.trainer is not None
         trainer = self._trainer(steps)
         last, named = trainer.step + steps, isinstance(self.env, str)
         settings = replace(self.settings, steps=last, **({} if eval_every is None else {"eval_every": eval_every}))
         trainer.settings = trainer.members[0].settings = settings
-        directory = None if out is None else open_run(Path(out), settings, self.strategy, *self._spaces(), named)
+        directory = None
+        if out is not None:
+            directory = open_run(Path(out), settings, self.strategy, *self._spaces(), named, planned=self.total_steps)
         with nullcontext() if directory is None else RunLock(directory):
-            self._drive(Run(trainer.members[0], self._evaluator(settings), directory), last, progress)
+            self._drive(Run(trainer.members[0], self._evaluator(settings), directory), last, progress, begun)
         return self
 
-    def _drive(self, run: Run, last: int, progress: bool) -> None:
-        """Trains until `last` transitions, or until a signal asks to stop."""
+    def _drive(self, run: Run, last: int, progress: bool, begun: bool = False) -> None:
+        """Trains until `last` transitions, or until a signal asks to stop.
+
+        Where the agent has `begun` elsewhere, a first checkpoint keeps what its seed alone would not give back.
+        """
         trainer = run.member.trainer
         drive = Drive(trainer, [run], Progress(last, trainer.step, quiet=not progress))
         try:
+            if begun:
+                if trainer.action is None:
+                    trainer.begin()
+                drive.save(wait=True)
             if not drive.until(last):
                 warnings.warn(f"learning stopped at step {trainer.step} of {last}, before its end", stacklevel=3)
         finally:
@@ -111,8 +123,10 @@ class Agent:
                 return None
             return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
         modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
-        makers = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
-        return Evaluator([make() for make in makers], settings.seed, self.stack, makers)
+        builds = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
+        apart = settings.workers and not settings.video  # what is filmed renders here
+        lanes, makers = envs.make_lanes(builds, settings.env_timeout if apart else None)
+        return Evaluator(lanes, settings.seed, self.stack, makers)
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Returns and lengths of deterministic episodes in environments of their own."""
@@ -211,7 +225,7 @@ class Agent:
         init = lambda: program.agent.init(stream(self.settings.seed, INIT), program.spec)  # type: ignore[arg-type]
         if self._loaded is None:
             return jax.jit(init)()
-        return agent_from(self._loaded["agent"], jax.eval_shape(init))
+        return agent_from(self._loaded["agent"], outline(init))
 
     def _clock(self) -> Any:
         return clock(**self._loaded["clock"]) if self._loaded else clock()
@@ -235,12 +249,23 @@ class Agent:
         files.save_arrays(files.make_directory(directory) / SAVED, agent_arrays(state), meta)
 
 
-def make_trainer(strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int) -> Trainer:
+def outline(init: Callable[[], Any]) -> Any:
+    """Shapes and types of what `init` would make of a configuration from a file, which may be any."""
+    try:
+        return jax.eval_shape(init)
+    except Exception as error:
+        why = files.shown(f"{type(error).__name__}: {error}".split("\n")[0])
+        raise BadInput(f"no agent can be made of the saved configuration ({why}): restore it from a copy") from error
+
+
+def make_trainer(
+    strategy: Strategy, seeds: Sequence[Settings], env: EnvLike, total: int, restored: bool = False
+) -> Trainer:
     """A trainer of one seed or several: compiled whole where the environment is a pure JAX task, else stepped here."""
     if compiles(seeds[0], env):
-        return CompiledTrainer(strategy, seeds, (), total)
+        return CompiledTrainer(strategy, seeds, (), total, restored)
     pools = [envs.make_pool(env, **pool_options(s)) for s in seeds]
-    return Trainer(strategy, seeds, pools, total)
+    return Trainer(strategy, seeds, pools, total, restored)
 
 
 def compiles(settings: Settings, env: EnvLike) -> bool:
@@ -340,7 +365,7 @@ def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custo
         settings = read_settings(meta["settings"])
         agent = Agent(settings, strategy, env or meta["env"])
         agent._known_spaces = read_spaces(meta["spaces"])
-        agent._loaded = {"agent": arrays, "clock": {k: int(meta["clock"][k]) for k in ("step", "update", "total")}}
+        agent._loaded = {"agent": arrays, "clock": read_clock(meta["clock"])}
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a complete saved agent: {error!r} is missing or of the wrong kind") from error
     agent._acting()  # so that a file that does not fit says so now
@@ -354,10 +379,10 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
     for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
         warnings.warn(sentence, stacklevel=3)
-    part = lambda name: {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
-    agent = Agent(settings, strategy, env or (settings.env if plain["by_name"] else None))
+    agent = Agent(settings, strategy, env or (settings.env if plain.get("by_name", True) else None))
     agent._known_spaces = read_spaces(plain["spaces"])
-    agent._loaded = {"agent": part("agent/"), "clock": {k: int(v) for k, v in part("clock/").items()}}
+    arrays, counters = (checkpoint.part(saved, name) for name in ("agent/", "clock/"))
+    agent._loaded = {"agent": arrays, "clock": read_clock(counters)}
     agent._acting()
     return agent
 
@@ -385,9 +410,8 @@ def read_settings(table: Any) -> Settings:
 
 def read_pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
     items = list(value.items()) if isinstance(value, dict) else value
-    if not isinstance(items, list) or not all(
-        len(p) == 2 and isinstance(p[0], str) for p in items if isinstance(p, (list, tuple))
-    ):
+    pair = lambda p: isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str)
+    if not isinstance(items, list) or not all(map(pair, items)):
         raise BadInput(f"{name} must be a table of names and values")
     return tuple((p[0], tuple(p[1]) if isinstance(p[1], list) else p[1]) for p in items)
 
@@ -401,10 +425,37 @@ def plain_spaces(observation: spaces.Box, action: spaces.Box) -> dict[str, Any]:
     }
 
 
-def read_spaces(table: dict[str, Any]) -> tuple[spaces.Box, spaces.Box]:
-    low, high = (np.array(table[k], np.float32) for k in ("action_low", "action_high"))
-    shape, image = tuple(int(n) for n in table["observation_shape"]), table["observation_dtype"] == "uint8"
-    if low.ndim != 1 or low.shape != high.shape or not np.isfinite([low, high]).all() or len(shape) not in (1, 3):
-        raise BadInput("the saved spaces are damaged")
+def read_spaces(table: Any) -> tuple[spaces.Box, spaces.Box]:
+    """Spaces from a table of a file, refused where no environment has such or a shape would take much memory."""
+    names = ("observation_shape", "observation_dtype", "action_low", "action_high")
+    found: list[Any] = [table.get(name) for name in names] if isinstance(table, dict) else [None] * 4
+    shape, dtype, low, high = found
+    if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
+        raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
+    shape, image = tuple(shape), dtype == "uint8"
     observation = spaces.Box(0, 255, shape, np.uint8) if image else spaces.Box(-np.inf, np.inf, shape, np.float32)
-    return observation, spaces.Box(low, high, dtype=np.float32)
+    return observation, spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+
+
+def _is_shape(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) <= 32 and all(type(n) is int and n > 0 for n in value)
+    return whole and math.prod(value) <= LARGEST
+
+
+def _is_range(low: Any, high: Any) -> bool:
+    """Whether they are the bounds of actions, as numbers that float32 holds."""
+    if not (isinstance(low, list) and isinstance(high, list) and 0 < len(low) == len(high)):
+        return False
+    numbers = all(type(x) in (int, float) and abs(x) <= np.finfo(np.float32).max for x in (*low, *high))
+    return numbers and all(a <= b for a, b in zip(low, high))
+
+
+def read_clock(table: Any) -> dict[str, int]:
+    """Counters from a table or the arrays of a file."""
+    try:
+        counts = {name: int(table[name]) for name in ("step", "update", "total")}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        counts = {"step": -1}
+    if not all(0 <= count < 2**31 for count in counts.values()):
+        raise BadInput("the saved counters are damaged: restore the file that holds them from a copy")
+    return counts

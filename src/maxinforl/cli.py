@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +19,7 @@ from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 PAIRS = ("env_arg", "set")
+TRAINING = ("train", "resume")
 
 
 class Parser(argparse.ArgumentParser):
@@ -213,6 +216,7 @@ def add_tools(commands: Any) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0 done, 2 bad input, 3 run failed, 75 preempted."""
+    command = None
     try:
         root = parser()
         args = root.parse_args(argv)
@@ -221,18 +225,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(maxinforl.__version__)
             return DONE
-        if args.command is None:
+        if (command := args.command) is None:
             root.print_help()
             return DONE
-        return COMMANDS[args.command](args)
+        with interruptible() if command in TRAINING else nullcontext():
+            return COMMANDS[command](args)
     except BadInput as error:
         print(f"maxinforl: {error.said()}", file=sys.stderr)
         return BAD_INPUT
     except RunFailed as error:
         print(f"maxinforl: {error.said()}", file=sys.stderr)
         return RUN_FAILED
+    except KeyboardInterrupt:
+        if command not in TRAINING:
+            raise
+        print("maxinforl: interrupted while no training was under way: start or resume it later", file=sys.stderr)
+        return PREEMPTED
     except BrokenPipeError:
         return DONE
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does, while training has not begun to listen to either."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    except ValueError:  # not the main thread: nothing can be caught here
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def prepare_jax() -> None:

@@ -44,7 +44,7 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
     >>> unknown("algorithm", "maxinfosac", ["sac", "maxinfo-sac"])
     BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac'?")
     """
-    options = sorted(options)
+    options, name = sorted(options), repr(name[:100])[1:-1]  # it may come from a file
     near = get_close_matches(name, options, n=3, cutoff=0.5)
     sentence = f"unknown {kind} '{name}'"
     if near:

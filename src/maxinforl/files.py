@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -176,6 +176,26 @@ def sync(path: PathLike) -> None:
     """Make a log durable, before a checkpoint that is to follow its lines."""
     with writing(path), _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
         os.fsync(file)
+
+
+class Summary(NamedTuple):
+    """What tells whether a log is the same: its length and CRC-32, which go on with every line."""
+
+    length: int = 0
+    crc: int = 0
+
+    def then(self, data: bytes) -> "Summary":
+        return Summary(self.length + len(data), zlib.crc32(data, self.crc))
+
+
+def summary(path: PathLike) -> Summary:
+    """The summary of a log, which may not exist yet."""
+    found = Summary()
+    if os.path.lexists(path):
+        with reading(path), _opened(path, os.O_RDONLY | os.O_NOFOLLOW) as file:
+            while chunk := os.read(file, MiB):
+                found = found.then(chunk)
+    return found
 
 
 def cut_lines(path: PathLike, keep: Callable[[str], bool]) -> None:
@@ -509,23 +529,23 @@ def _check_expected(arrays: Arrays, expect: Expected) -> None:
 _NPZ_PROBLEMS = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
 
 
-def read_npz(path: PathLike, names: Iterable[str], limit: int = 128 * MiB) -> list[np.ndarray]:
-    """Arrays of numbers in an .npz file, whose claims about sizes are checked before anything is allocated."""
+def read_npz(path: PathLike, names: Iterable[str], limit: int = 2 * GiB) -> list[np.ndarray]:
+    """Arrays of numbers in an .npz file, none larger than the file itself: what is compressed may not blow up."""
     try:
         with (
-            _regular(path, limit) as (file, _),
+            _regular(path, limit) as (file, size),
             open(file, "rb", closefd=False) as raw,
             zipfile.ZipFile(raw) as archive,
         ):
-            return [_npz_member(archive, f"{name}.npy", limit) for name in names]
+            return [_npz_member(archive, f"{name}.npy", size) for name in names]
     except BadInput:
         raise
     except _NPZ_PROBLEMS as error:
         raise BadInput(f"{shown(path)} is damaged: {shown(str(error))}, restore it from a copy or remove it") from None
 
 
-def _npz_member(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
-    most = min(archive.getinfo(name).file_size, limit)
+def _npz_member(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
+    most = min(archive.getinfo(name).file_size, size)
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]

@@ -27,8 +27,8 @@ class Settings:
     intrinsic: str | None = option(None, "compose freely: info-gain, disagreement, curiosity or rnd")
     env: str = option("MountainCarContinuous-v0", "environment: a Gymnasium id or a name from `maxinforl list --envs`")
     env_arg: tuple[tuple[str, Any], ...] = option((), "argument of the environment, K=V; may be repeated")
-    steps: int = option(6000, "transitions to collect over all environments", least=1)
-    seed: int = option(0, "seed of everything random", least=0)
+    steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
+    seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1)
     num_envs: int = option(1, "environments stepped side by side", least=1)
     update_ratio: float | None = option(None, "updates per transition (default: 1; the REDQ family 20)")
     learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
@@ -65,14 +65,14 @@ class Settings:
         for f in fields(self):
             value, least = getattr(self, f.name), f.metadata.get("least")
             if least is not None and value is not None:
-                check_count(f.name, value, least)
+                check_count(f.name, value, least, f.metadata.get("most"))
             if "choices" in f.metadata and value not in f.metadata["choices"]:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
         if not 0 <= self.action_cost < float("inf"):
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
         for name in ("max_hours", "env_timeout"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise BadInput(f"{flag(name)} must be more than 0, not {value}")
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise BadInput(f"{flag(name)} must be a finite number of more than 0, not {value}")
         if self.algo is not None and (self.base or self.explore or self.intrinsic):
             raise BadInput(
                 "--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic"
@@ -89,11 +89,13 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_count(name: str, value: Any, least: int) -> None:
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInput(f"{flag(name)} must be a whole number, not {value!r}")
     if value < least:
         raise BadInput(f"{flag(name)} must be at least {least}, not {value}")
+    if most is not None and value > most:
+        raise BadInput(f"{flag(name)} must be at most {most}, not {value}")
 
 
 @dataclass(frozen=True)

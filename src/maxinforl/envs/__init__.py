@@ -1,6 +1,6 @@
 """Environments: one `make` for everything that can be learned on, one pool that steps it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "env_name",
     "episode_seed",
     "make",
+    "make_lanes",
     "make_pool",
 ]
 
@@ -104,8 +105,19 @@ def make_pool(
             raise BadInput(f"one environment cannot fill {num_envs} lanes: pass a function that makes it")
         return EnvPool([make(env, **options)], seed)
     build = partial(make, env, **options)
-    if not workers:
-        return EnvPool([build() for _ in range(num_envs)], seed, remake=build, max_faults=max_faults)
-    lanes = [Worker(build, env_timeout) for _ in range(num_envs)]
-    remake = lambda: Worker(build, env_timeout).meet()
-    return EnvPool([worker.meet() for worker in lanes], seed, remake=remake, max_faults=max_faults)
+    lanes, makers = make_lanes([build] * num_envs, env_timeout if workers else None)
+    return EnvPool(lanes, seed, remake=makers[0], max_faults=max_faults)
+
+
+def make_lanes(
+    builds: Sequence[Callable[[], gym.Env]], timeout: float | None = None
+) -> tuple[list[gym.Env], Sequence[Callable[[], gym.Env]]]:
+    """An environment of each kind and what makes it anew; with a timeout each is in a process of its own."""
+    if timeout is None:
+        return [build() for build in builds], builds
+    started = [Worker(build, timeout) for build in builds]  # side by side
+    return [worker.meet() for worker in started], [partial(_met, build, timeout) for build in builds]
+
+
+def _met(build: Callable[[], gym.Env], timeout: float) -> Worker:
+    return Worker(build, timeout).meet()

@@ -1,11 +1,15 @@
 """Calls into environments: whatever breaks becomes a sentence, and whatever hangs can be seen to."""
 
+import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from threading import Event, Thread
 from typing import Any
+
+import numpy as np
 
 from maxinforl.errors import RunFailed
 
@@ -17,9 +21,15 @@ class Fault(RunFailed):
 
 
 class Caller:
-    """Holds environments by lane and calls into them; `entered` is the lane and time of the call that is under way."""
+    """Holds environments by lane and calls into them; `entered` is the lane and time of the call that is under way.
+
+    `tell` says what broke and was mended.
+    """
 
     entered: tuple[int, float] | None = None
+
+    def __init__(self):
+        self.tell: Callable[[str], None] = lambda sentence: warnings.warn(sentence, stacklevel=2)
 
     def _call(self, lane: int, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Calls into an environment; whatever it raises becomes a sentence that says where."""
@@ -32,6 +42,15 @@ class Caller:
             raise Fault(f"{self._where(lane)} raised {type(error).__name__}: {error}") from error
         finally:
             self.entered = None
+
+    def _check_lane(self, lane: int, obs: np.ndarray) -> None:
+        if obs.dtype.kind == "f" and not np.isfinite(obs).all():
+            entry = int(np.flatnonzero(~np.isfinite(obs))[0])
+            raise Fault(f"{self._where(lane)}: the observation is {obs[entry]} at entry {entry}")
+
+    def _check_reward(self, lane: int, reward: float) -> None:
+        if not math.isfinite(reward):
+            raise Fault(f"{self._where(lane)}: the reward is {reward}")
 
     def _where(self, lane: int) -> str:
         """The environment of a lane and what it is doing."""
@@ -54,6 +73,7 @@ class Watchdog:
     def __init__(self, seconds: float, callers: list[Caller], end: Callable[[str], None] = leave):
         self.seconds, self.callers, self.end = seconds, callers, end
         self._over = Event()
+        self._tick = min(1.0, seconds / 4)
         self._thread = Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
@@ -65,10 +85,14 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self.seconds / 4)):
-            for caller in self.callers:
+        """Counts its own ticks in one call, so that time for which the whole process was suspended is no hang."""
+        seen: dict[int, tuple[Any, int]] = {}
+        while not self._over.wait(self._tick):
+            for number, caller in enumerate(list(self.callers)):
+                call, ticks = seen.get(number, (None, 0))
                 entered = caller.entered
-                if entered is not None and time.monotonic() - entered[1] > self.seconds:
+                seen[number] = entered, ticks + 1 if entered is call else 0
+                if entered is not None and seen[number][1] * self._tick >= self.seconds:
                     self.end(
                         f"{caller._where(entered[0])} has hung for {self.seconds:g} s, so the run ends here; its last "
                         "checkpoint is kept, `maxinforl resume` goes on from it, and --workers survives such hangs"

@@ -1,6 +1,5 @@
 """N environments behind one `step`: seeded episodes, true last observations, and sentences for what misbehaves."""
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -55,16 +54,15 @@ class EnvPool(Caller):
         self.seedable = self._check_seeding()
 
     def _set_up(self, lanes: int, observation: spaces.Space, action: spaces.Space, seed: int) -> None:
+        super().__init__()
         assert isinstance(observation, spaces.Box) and isinstance(action, spaces.Box)
         self.num_envs, self.seed = lanes, seed
         self.observation_space, self.action_space = observation, action
         self.episodes, self.faults = np.zeros(lanes, np.int64), 0
-        self.tell: Callable[[str], None] = lambda sentence: warnings.warn(sentence, stacklevel=2)
         self.finished: list[Finished] = []
         self._proven = False  # whether a step was ever made
         self._return, self._length = [0.0] * lanes, [0] * lanes
         self._native = rescale(action)
-        self._floats = observation.dtype == np.float32
         self._valid = np.ones(lanes, bool)
         self._valid.setflags(write=False)  # every ordinary transition shares it
 
@@ -192,8 +190,7 @@ class EnvPool(Caller):
         return obs, reward, terminated, truncated
 
     def _earn(self, lane: int, reward: float) -> None:
-        if not math.isfinite(reward):
-            raise Fault(f"{self._where(lane)}: the reward is {reward}")
+        self._check_reward(lane, reward)
         self._return[lane] += reward
 
     def _end(self, lane: int) -> None:
@@ -219,11 +216,6 @@ class EnvPool(Caller):
         if not np.isfinite(action).all():
             raise RunFailed(f"{self._where(0)}: the action that follows is not finite ({action.tolist()})")
         return action
-
-    def _check_lane(self, lane: int, obs: np.ndarray) -> None:
-        if self._floats and not np.isfinite(obs).all():
-            entry = int(np.flatnonzero(~np.isfinite(obs))[0])
-            raise Fault(f"{self._where(lane)}: the observation is {obs[entry]} at entry {entry}")
 
     def _check_obs(self, obs: np.ndarray) -> None:
         for lane in range(self.num_envs):

@@ -16,12 +16,14 @@ class StateRecorder:
 
     def __init__(self, limit: int = LIMIT):
         self.limit, self.stride, self.seen = limit, 1, 0
+        self.began: int | None = None  # transitions before the first that was seen
         self._steps, self._rows, self._count = np.zeros(0, np.int64), np.zeros((0, 0), np.float32), 0
 
     def add(self, step: int, obs: np.ndarray) -> None:
         """Takes the (N, d) observations that `step` transitions led to."""
         if obs.ndim != 2:
             raise BadInput("states can be recorded only where observations are vectors, not images")
+        self.began = step - len(obs) if self.began is None else self.began
         kept = obs[-self.seen % self.stride :: self.stride]
         self.seen += len(obs)
         self._make_room(len(kept), obs.shape[1])
@@ -57,7 +59,7 @@ class StateRecorder:
         All of it, but never more than `limit` rows, and not compressed: that would take ten times as long.
         """
         buffer = io.BytesIO()
-        counts = np.array([self.limit, self.stride, self.seen])
+        counts = np.array([self.limit, self.stride, self.seen, self.began or 0])
         np.savez(buffer, step=self.steps, obs=self.states, counts=counts)
         files.write_atomic(path, buffer.getvalue())
 
@@ -66,14 +68,15 @@ class StateRecorder:
         """Continues from a saved file as if never stopped, cut back to `upto` transitions."""
         steps, rows, counts = files.read_npz(path, ("step", "obs", "counts"))
         kinds = steps.dtype.kind == counts.dtype.kind == "i" and rows.dtype == np.float32
-        shapes = rows.ndim == 2 and steps.shape == rows.shape[:1] and counts.shape == (3,)
-        if not (kinds and shapes and counts.min() > 0):
+        shapes = rows.ndim == 2 and steps.shape == rows.shape[:1] and counts.shape in ((3,), (4,))
+        if not (kinds and shapes and counts[:3].min() > 0 and counts.min() >= 0):
             raise BadInput(f"{files.shown(path)} does not hold a run's states: restore it from a copy or remove it")
         recorder = cls(int(counts[0]))
         recorder.stride, recorder.seen = int(counts[1]), int(counts[2])
+        recorder.began = int(counts[3]) if len(counts) > 3 else 0  # an older file tells of a run from step 0
         keep = slice(None) if upto is None else steps <= upto
         recorder._keep(steps[keep], rows[keep])
-        recorder.seen = min(recorder.seen, upto) if upto is not None else recorder.seen
+        recorder.seen = min(recorder.seen, max(0, upto - recorder.began)) if upto is not None else recorder.seen
         return recorder
 
 

@@ -89,10 +89,14 @@ def last_step(directory: Path) -> int:
 
 def shapes(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any:
     """Structure, shapes and types of everything an agent keeps."""
-    from maxinforl.agent import Agent, read_spaces
+    leaves, tree = jax.tree.flatten(outlined(strategy, table, settings))
+    return [(leaf.shape, leaf.dtype) for leaf in leaves], tree
+
+
+def outlined(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any:
+    """An agent of a run's configuration as shapes and types."""
+    from maxinforl.agent import Agent, outline, read_spaces
 
     agent = Agent(settings, strategy, None)
     agent._known_spaces = read_spaces(table["spaces"])
-    init = lambda: strategy.init(stream(0, INIT), agent.spec)  # type: ignore[arg-type]
-    leaves, tree = jax.tree.flatten(jax.eval_shape(init))
-    return [(leaf.shape, leaf.dtype) for leaf in leaves], tree
+    return outline(lambda: strategy.init(stream(0, INIT), agent.spec))  # type: ignore[arg-type]

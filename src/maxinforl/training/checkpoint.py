@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +17,17 @@ from maxinforl.explore import Strategy
 from maxinforl.replay import LAST, Replay
 from maxinforl.settings import FIXED, Settings, flag
 from maxinforl.training import guard
-from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, spread
+from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, rows_for, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
 LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
+LOGS = "logs/"
 COLUMNS = ("obs", "action", "reward", "end", "age")
 
 
-def save(member: Member, store: CheckpointStore, wait: bool = False) -> None:
-    """Begins to write a checkpoint of a seed as it is now, from copies."""
-    trainer, state = member.trainer, arrays(member)
+def save(member: Member, store: CheckpointStore, wait: bool = False, logs: Mapping[str, np.ndarray] = {}) -> None:
+    """Begins to write a checkpoint of a seed as it is now, from copies; `logs` tell what its log files hold."""
+    trainer, state = member.trainer, arrays(member) | {LOGS + name: summary for name, summary in logs.items()}
     guard.check_weights(trainer.program, trainer.state, state, member.index)
     store.save_async(member.step, state, new_rows(member, store.saved_upto(trainer.num_envs)), made_of(member))
     if wait:
@@ -54,8 +55,8 @@ def _leaves(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 def changed_since(saved: Checkpoint, settings: Settings, strategy: Strategy) -> list[str]:
     """A sentence where a run's configuration is not what its checkpoint was made with; refuses what cannot change."""
     now, shown = plain_parts(settings, strategy), lambda value: "open" if value is None else str(value)
-    differ = [name for name in sorted({*now, *saved.meta}) if saved.meta and now.get(name) != saved.meta.get(name)]
-    listed = [f"{name} {shown(saved.meta.get(name))} and not {shown(now.get(name))}" for name in differ]
+    differ = [name for name in sorted(saved.meta) if now.get(name) != saved.meta[name]]  # a later version has more
+    listed = [f"{name} {shown(saved.meta[name])} and not {shown(now.get(name))}" for name in differ]
     text = f"the checkpoint at step {saved.step} was made with {files.shown(', '.join(listed))}"
     if any(flag(name) in differ for name in FIXED):
         raise BadInput(f"{text}: restore its config.toml from a copy")
@@ -115,12 +116,16 @@ def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
     return None
 
 
+def part(saved: Checkpoint, name: str) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint whose names begin with `name`, without it."""
+    return {k.removeprefix(name): v for k, v in saved.state.items() if k.startswith(name)}
+
+
 def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     """Puts a fresh trainer where the checkpoints were, one of each seed; sentences where something did not repeat.
 
     Rows leave the list as soon as they are in the replay, so that no seed's are held twice.
     """
-    part = lambda c, name: {k.removeprefix(name): v for k, v in c.state.items() if k.startswith(name)}
     like = jax.eval_shape(lambda: trainer.members[0].agent)
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
@@ -129,7 +134,7 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     replays = []
     for i, c in enumerate(checkpoints):
         assert c.rows is not None
-        replays.append(rebuilt(blank, c.rows).grow(blank.rows))
+        replays.append(rebuilt(blank, c.rows).grow(rows_for(trainer.total, trainer.settings)))
         checkpoints[i] = replace(c, rows=None)
     state = TrainState(
         trainer.joined(agents, jnp.stack),
@@ -145,21 +150,28 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
 
 
 def rebuilt(blank: Replay, rows: Rows) -> Replay:
-    """A replay of the saved capacity with the saved rows in their places and its list of starts made anew."""
+    """A replay of the saved capacity with the saved rows in their places and its list of starts made anew.
+
+    The rows are used up, a column at a time, so that only one is held twice.
+    """
     lanes, size = len(rows.lanes), rows.capacity
-    column = lambda name: np.zeros((lanes, size, *getattr(blank, name).shape[2:]), getattr(blank, name).dtype)
-    columns = {name: column(name) for name in COLUMNS}
-    starts, pushed, heads = np.zeros((lanes, size), np.int32), np.zeros(lanes, np.int32), np.zeros(lanes, np.int32)
-    for i, lane in enumerate(rows.lanes):
-        number = np.arange(lane.first, lane.head + 1)
-        for name in COLUMNS:
-            columns[name][i, number % size] = lane.columns[name]
+    numbers = [np.arange(lane.first, lane.head + 1) for lane in rows.lanes]
+    starts, pushed = np.zeros((lanes, size), np.int32), np.zeros(lanes, np.int32)
+    heads = np.array([lane.head for lane in rows.lanes], np.int32)
+    for i, (lane, number) in enumerate(zip(rows.lanes, numbers)):
         kept = (number[:-1] > lane.head - size + blank.stack - 1) & (lane.columns["end"][:-1] != LAST)
         start = number[:-1][kept]
-        starts[i, : len(start)], pushed[i], heads[i] = start, len(start), lane.head
-    parts = {name: jnp.array(columns[name]) for name in COLUMNS}
+        starts[i, : len(start)], pushed[i] = start, len(start)
+
+    def column(name: str) -> jax.Array:
+        like = getattr(blank, name)
+        whole = np.zeros((lanes, size, *like.shape[2:]), like.dtype)
+        for i, (lane, number) in enumerate(zip(rows.lanes, numbers)):
+            whole[i, number % size] = lane.columns.pop(name)
+        return jnp.array(whole)
+
     return Replay(
-        *(parts[name] for name in COLUMNS),
+        *(column(name) for name in COLUMNS),
         head=jnp.array(heads),
         starts=jnp.array(starts),
         pushed=jnp.array(pushed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,18 +15,18 @@ from rich.table import Table
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
 from maxinforl.envs import Caller, Watchdog
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
 from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
-from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes
+from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes, signals
 from maxinforl.training.picture import curve_picture, phase_picture
 from maxinforl.training.progress import Progress
-from maxinforl.training.resume import OWN, cut_back, saved_runs, take_up
+from maxinforl.training.resume import OWN, Saved, cut_back, saved_runs, take_up
 from maxinforl.training.run import Drive, Run
-from maxinforl.training.store import CheckpointStore
 
 console = Console()
 
@@ -60,10 +61,10 @@ def replay_of(given: dict[str, Any]) -> int:
 
 def carry_on(directories: list[Path]) -> int:
     """Takes runs that train together to their end; 75 when a signal or the clock stopped them."""
-    with ExitStack() as locks:
+    with ExitStack() as locks, signals(ends_process=True) as asked:
         for directory in directories:
             locks.enter_context(RunLock(directory))
-        if continue_runs(directories):
+        if continue_runs(directories, asked):
             return 0
     whole = directories[0] if len(directories) == 1 else directories[0].parent
     say(f"stopped: continue with `maxinforl resume {whole}`")
@@ -72,7 +73,7 @@ def carry_on(directories: list[Path]) -> int:
 
 def describe(trainer: Trainer, directories: list[Path]) -> None:
     s, seeds = trainer.settings, [member.settings.seed for member in trainer.members]
-    memory = check_memory(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
+    memory = replay_bytes(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
     ensemble = f", {s.uncertainty} ensemble" if hasattr(trainer.strategy, "intrinsic") else ""
     which = f"seed {s.seed}" if trainer.alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = directories[0] if trainer.alone else directories[0].parent
@@ -97,10 +98,10 @@ def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
     return sinks
 
 
-def follow(trainer: Trainer, runs: list[Run], directories: list[Path]) -> bool:
+def follow(trainer: Trainer, runs: list[Run], directories: list[Path], asked: Callable[[], bool]) -> bool:
     """Trains to the end with a bar, then shows tables, curves and states; False when stopped before."""
     steps = trainer.settings.steps
-    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), owns_process=True)
+    drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), asked)
     try:
         finished = drive.until(steps)
     except NotFinite:  # says itself what is kept
@@ -131,7 +132,7 @@ def show(member: Member, directory: Path) -> None:
             say(f"seed {settings.seed}: return {float(rows[-1][3]):.1f} ± {float(rows[-1][4]):.1f}")
         curve_picture(directory, title(settings), settings.env)
     if len(member.trainer.observation_space.shape) == 1:
-        phase_picture(directory / "phase.png", settings.env, *member.visited())
+        phase_picture(directory, settings.env, *member.visited())
     pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]
     say(f"results in {directory}: eval.csv, metrics.jsonl" + "".join(f", {name}" for name in pictures))
 
@@ -149,11 +150,12 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
             )
         changes.ask([directory], given, override)
         return carry_on([directory])
-    there = sorted(directory.glob("seed-*"), key=lambda path: (len(path.name), path.name))
+    there = [inside(directory, path.name) for path in directory.glob("seed-*")]
+    there.sort(key=lambda path: (len(path.name), path.name))
     changes.ask(there, given, override)
     together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}
     for seeds, path in together.items():
-        group = [path] if seeds == (path.name,) else [directory / f"seed-{int(seed)}" for seed in seeds]
+        group = [path] if seeds == (path.name,) else [inside(directory, f"seed-{seed}") for seed in seeds]
         if missing := [path for path in group if not holds_run(path)]:
             raise BadInput(f"{missing[0]} is missing, and the seeds of {directory} train together")
         if (code := carry_on(group)) != 0:
@@ -161,7 +163,7 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
     return 0
 
 
-def continue_runs(directories: list[Path]) -> bool:
+def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
     """From the newest step that every seed has a good checkpoint of, or from step 0; False when stopped early."""
     saved = saved_runs(directories)
     first = saved.settings[0]
@@ -175,28 +177,32 @@ def continue_runs(directories: list[Path]) -> bool:
         whole = directories[0] if len(directories) == 1 else directories[0].parent
         say(f"{whole} is finished: {saved.step} of {first.steps} steps")
         return True
-    trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps)
+    trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps, bool(saved.checkpoints))
     describe(trainer, directories)
     calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
     with Watchdog(first.env_timeout, calling):
         for sentence in take_up(trainer, saved):
             say(f"[yellow]{escape(sentence)}[/]")
-        runs = [
-            prepare(member, directory, store, saved.step)
-            for member, directory, store in zip(trainer.members, directories, saved.stores)
-        ]
-        calling += [run.evaluator for run in runs if run.evaluator is not None]
-        return follow(trainer, runs, directories)
+        runs = [prepare(member, directory, saved) for member, directory in zip(trainer.members, directories)]
+        if not first.workers or first.video:
+            calling += [run.evaluator for run in runs if run.evaluator is not None]
+        return follow(trainer, runs, directories, asked)
 
 
-def prepare(member: Member, directory: Path, store: CheckpointStore, step: int | None) -> Run:
+def prepare(member: Member, directory: Path, saved: Saved) -> Run:
     """A seed's files, cut back to the step that it goes on from."""
     settings, begun = member.settings, (directory / "eval.csv").exists()
-    recorder = cut_back(directory, settings, step)
+    step, store = saved.step, saved.stores[member.index]
+    recorder, said = cut_back(directory, settings, saved, member.index)
+    for sentence in said:
+        say(f"[yellow]{escape(sentence)}[/]")
     if step is not None:
         say(f"resuming {directory} at step {step} of {settings.steps}")
     elif begun:
-        say(f"{directory} has no checkpoint yet: starting again from step 0")
+        shared = "of a step that all seeds have one of" if store.steps() else "yet"
+        say(f"{directory} has no checkpoint {shared}: starting again from step 0")
+    if step is None:
+        store.restart()
     evaluator = Agent(settings, member.trainer.strategy, settings.env)._evaluator(settings)
     return Run(member, evaluator, directory, optional_sinks(settings, directory), recorder, store)
 

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,17 @@ from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, title
-from maxinforl.training.lock import RunLock
+from maxinforl.training.lock import LOCK, RunLock
 from maxinforl.training.store import xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
+OWN: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, and what they must be
+    "by_name": lambda value: isinstance(value, bool),
+    "planned": lambda value: type(value) is int and 0 < value < 2**31,
+    "together": lambda value: isinstance(value, list) and all(type(n) is int and 0 <= n < 2**32 for n in value),
+    "history": lambda value: isinstance(value, list) and all(isinstance(entry, dict) for entry in value),
+}
 
 
 def next_directory(root: Path = Path("runs")) -> Path:
@@ -36,7 +42,7 @@ def check_free(out: Path, overwrite: bool = False) -> None:
     """Refuses a directory that already holds a run, or anything else."""
     if out.is_file():
         raise BadInput(f"--out {out} is a file: name a directory")
-    if overwrite or not out.exists() or not any(out.iterdir()):
+    if overwrite or not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
         return
     if holds_run(out):
         raise BadInput(f"{out} already holds a run: continue it with `maxinforl resume {out}`, or add --overwrite")
@@ -51,8 +57,9 @@ def clear(out: Path) -> None:
     """Removes the run that a directory holds, and nothing that is not a run's; refused while a process has it."""
     if holds_run(out):
         for config_file in (*out.glob("config.toml"), *out.glob("seed-*/config.toml")):
-            with RunLock(config_file.parent):
-                pass
+            if config_file.parent == out or not config_file.parent.is_symlink():  # a link is removed, not what it names
+                with RunLock(config_file.parent):
+                    pass
         for entry in out.iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
@@ -95,8 +102,13 @@ def open_run(
     action: Box,
     by_name: bool = True,
     together: Sequence[int] = (),
+    planned: int | None = None,
 ) -> Path:
-    """Creates a run directory with its config.toml; `together` are the seeds of one program, this one's among them."""
+    """Creates a run directory with its config.toml.
+
+    `together` are the seeds of one program, this one's among them; `planned` are the steps that schedules are made for,
+    where that is not how many there will be.
+    """
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
@@ -111,25 +123,32 @@ def open_run(
         "cores": xla_threads(),
         "by_name": by_name,
         **({"together": list(together)} if together else {}),
+        **({"planned": planned} if planned else {}),
         "versions": versions(),
         "spaces": plain_spaces(observation, action),
         "settings": plain_settings(settings),
         "agent": config.to_plain(strategy),
     }
-    files.write_toml(out / "config.toml", table)
+    with RunLock(out):
+        check_free(out)  # another process may have begun here meanwhile
+        files.write_toml(out / "config.toml", table)
     return out
 
 
 def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strategy, dict[str, Any]]:
     """Settings, agent and the whole table of a run directory."""
-    from maxinforl.agent import read_settings
+    from maxinforl.agent import read_settings, read_spaces
 
-    table = files.read_toml(path / "config.toml")
+    table = files.read_toml(files.inside(path, "config.toml"))
     if not isinstance(table.get("format"), int) or table["format"] > FORMAT:
         raise BadInput(f"{path / 'config.toml'} is of a newer format: upgrade maxinforl to read it")
     for name in ("settings", "agent", "spaces"):
         if not isinstance(table.get(name), dict):
             raise BadInput(f"{path / 'config.toml'} lacks its [{name}] table")
+    for name, fits in OWN.items():
+        if name in table and not fits(table[name]):
+            raise BadInput(f"{path / 'config.toml'} is damaged: '{name}' is not what a run writes, restore it")
+    read_spaces(table["spaces"])
     strategy = config.from_plain(table["agent"], custom=custom)
     if not isinstance(strategy, Strategy):
         raise BadInput(f"{path / 'config.toml'}: [agent] is not an exploration strategy")

@@ -45,6 +45,7 @@ class Evaluator(Caller):
     def __init__(
         self, envs: list[gym.Env], seed: int, stack: int = 1, makers: Sequence[Callable[[], gym.Env]] | None = None
     ):
+        super().__init__()
         self.envs, self.seed, self.stack, self.makers = envs, seed, stack, makers
         self.native = rescale(envs[0].action_space)  # type: ignore[arg-type]
 
@@ -66,6 +67,8 @@ class Evaluator(Caller):
             for lane in list(running):
                 try:
                     obs, reward, *ended, _ = self._call(lane, self.envs[lane].step, actions[lane])
+                    self._check_lane(lane, obs)
+                    self._check_reward(lane, reward)
                 except Fault as fault:
                     stack.fill(lane, self._again(lane, index, fault))
                     returns[lane], lengths[lane] = 0.0, 0
@@ -81,7 +84,9 @@ class Evaluator(Caller):
 
     def _begin(self, lane: int, index: int) -> np.ndarray:
         try:
-            return self._call(lane, self.envs[lane].reset, seed=episode_seed(self.seed + EVALUATION, lane, index))[0]
+            obs, _ = self._call(lane, self.envs[lane].reset, seed=episode_seed(self.seed + EVALUATION, lane, index))
+            self._check_lane(lane, obs)
+            return obs
         except Fault as fault:
             return self._again(lane, index, fault)
 
@@ -90,6 +95,7 @@ class Evaluator(Caller):
         if self.makers is None or self._tries == 0:
             raise fault
         self._tries -= 1
+        self.tell(f"{fault}; it was made anew, and its episode begins again")
         with suppress(Fault):
             self._call(lane, self.envs[lane].close)
         self.envs[lane] = self._call(lane, self.makers[lane])

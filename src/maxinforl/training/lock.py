@@ -17,6 +17,7 @@ from maxinforl import files
 from maxinforl.errors import BadInput
 from maxinforl.files import inside, shown
 
+LOCK = "lock.json"
 _held: set[int] = set()
 
 
@@ -39,7 +40,7 @@ class RunLock:
         self._file: int | None = None
 
     def __enter__(self) -> "RunLock":
-        path = inside(self.directory, "lock.json")
+        path = inside(self.directory, LOCK)
         with files.writing(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
             try:
@@ -96,7 +97,7 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 def in_use(directory: files.PathLike) -> bool:
     """Whether a living process of this host holds the run."""
-    owner = holder(Path(directory) / "lock.json")
+    owner = holder(Path(directory) / LOCK)
     return owner is not None and owner["host"] == socket.gethostname() and _alive(owner)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,17 +29,22 @@ class RunFiles:
 
     def __init__(self, directory: Path):
         self.metrics, self.evals = directory / "metrics.jsonl", directory / "eval.csv"
+        self.sums = {path.name: files.summary(path) for path in (self.metrics, self.evals)}
         if not self.evals.exists():
-            files.append_line(self.evals, EVAL_COLUMNS)
+            self._append(self.evals, EVAL_COLUMNS)
+
+    def _append(self, path: Path, line: str) -> None:
+        files.append_line(path, line)
+        self.sums[path.name] = self.sums[path.name].then(f"{line}\n".encode())
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
-        files.append_line(self.metrics, json.dumps(finite))
+        self._append(self.metrics, json.dumps(finite))
 
     def evaluation(self, step: int, env_step: int, seed: int, result: Evaluation) -> None:
         r = result.returns
         numbers = (r.mean(), r.std(), r.min(), r.max(), result.lengths.mean())
-        files.append_line(
+        self._append(
             self.evals,
             ",".join([str(step), str(env_step), str(seed), *(f"{float(n)!r}" for n in numbers), str(len(r))]),
         )
@@ -49,11 +55,21 @@ class RunFiles:
             if path.exists():
                 files.sync(path)
 
-    def cut_back(self, step: int) -> None:
-        """Drops what was logged after a step, so that a resumed run continues its own files."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The length and checksum of each file, for a checkpoint to keep."""
+        return {name: np.array(found, np.int64) for name, found in self.sums.items()}
+
+    def cut_back(self, step: int, saved: Mapping[str, np.ndarray] = {}) -> list[str]:
+        """Drops what was logged after a step, so that a resumed run continues its own files; a sentence for each that
+        is not what a checkpoint there `saved` of it."""
         files.cut_lines(self.evals, lambda line: line.startswith("step") or int(line.split(",")[0]) <= step)
         if self.metrics.exists():
             files.cut_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
+        return [
+            f"{files.shown(path)} is not what it was at step {step}: lines of it were changed or lost, check it"
+            for path in (self.metrics, self.evals)
+            if path.name in saved and saved[path.name].tolist() != [*files.summary(path)]
+        ]
 
     def close(self) -> None:
         pass
@@ -65,7 +81,7 @@ class TensorBoard:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise missing_extra("tensorboard", "--tensorboard") from error
-        self.writer = SummaryWriter(str(directory / "tensorboard"))
+        self.writer = SummaryWriter(str(files.inside(directory, "tensorboard")))
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         for name, value in metrics.items():
@@ -81,6 +97,7 @@ class WeightsAndBiases:
             import wandb
         except ImportError as error:
             raise missing_extra("wandb", "--wandb") from error
+        files.inside(directory, "wandb")
         self.run = wandb.init(project="maxinforl", dir=str(directory), config=settings, name=directory.name)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:

@@ -31,6 +31,7 @@ from maxinforl.training.log import Window
 
 PREEMPTED = 75  # the exit code of a run that can go on later
 STOPS = (signal.SIGINT, signal.SIGTERM)
+OVER = b"\0"  # no signal has this number
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
 
 
@@ -137,6 +138,7 @@ class Trainer:
     seeds: Sequence[Settings]  # that differ in the seed alone
     pools: Sequence[EnvPool]
     total: int  # transitions that schedules plan for
+    restored: bool = False  # its replay will come from a checkpoint, so that it takes no room for one yet
 
     def __post_init__(self):
         keep_freed_memory()
@@ -155,7 +157,8 @@ class Trainer:
         self.step = 0
         self.action: np.ndarray | None = None
         seeds = np.array([s.seed for s in self.seeds], np.uint32)
-        state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), self.blank(self.total), self.total)
+        replay = self.blank(0 if self.restored else self.total)
+        state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), replay, self.total)
         self.state = spread(state) if not self.alone else state
 
     @property
@@ -331,6 +334,21 @@ def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
     trainer.action = before
 
 
+_listening: list[Callable] = []  # the handlers of ours that are in place
+
+
+def _forget_in_child() -> None:
+    """A forked child takes signals for itself, and does not speak for this process through its pipe."""
+    if _listening:
+        _listening.clear()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @contextmanager
 def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
     """Yields whether SIGINT or SIGTERM has asked to stop; a second one interrupts, or ends the process at once."""
@@ -346,12 +364,15 @@ def signals(ends_process: bool = False) -> Iterator[Callable[[], bool]]:
     except ValueError:  # not the main thread: nothing can be caught here
         yield lambda: False
         return
+    _listening.append(note)
     try:
         with end_at_second() if ends_process else nullcontext():
             yield lambda: bool(asked)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if note in _listening:
+            _listening.remove(note)
 
 
 @contextmanager
@@ -363,7 +384,7 @@ def end_at_second() -> Iterator[None]:
 
     def listen() -> None:
         count = 0
-        while number := os.read(heard, 1):
+        while (number := os.read(heard, 1)) != OVER:
             count += number[0] in STOPS
             if count > 1:
                 leave_at_once()
@@ -374,8 +395,9 @@ def end_at_second() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(told)
+        os.write(told, OVER)  # closing would not do: a child that lives on may have this end open, too
         thread.join()
+        os.close(told)
         os.close(heard)
 
 
@@ -422,7 +444,13 @@ def agent_arrays(state: Any) -> dict[str, np.ndarray]:
 
 def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
     """A tree shaped as `like` filled with saved arrays, or a sentence about what does not fit."""
-    leaves, tree = jax.tree_util.tree_flatten_with_path(like)
+    names = check_arrays(arrays, like)
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.array(arrays[name]) for name in names])
+
+
+def check_arrays(arrays: dict[str, np.ndarray], like: Any) -> list[str]:
+    """The names of a tree's leaves, in order, where the saved arrays are just those."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(like)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     if set(names) != set(arrays):
         odd = sorted(set(names) ^ set(arrays))[0]
@@ -430,4 +458,4 @@ def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
     for name, (_, leaf) in zip(names, leaves):
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise BadInput(f"the saved agent does not fit its configuration: '{name}' has shape {arrays[name].shape}")
-    return tree.unflatten([jnp.array(arrays[name]) for name in names])
+    return names

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+
+from maxinforl import files
 
 NAMES = {
     "MountainCarContinuous-v0": (0, 1, "position", "velocity"),
@@ -25,15 +28,22 @@ def canvas(width: float = 5.0, height: float = 3.2):
     return figure, axes
 
 
+def write(figure, directory: Path, name: str) -> None:
+    """A picture in a run directory: whole or not at all, and through no link."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png")
+    files.write_atomic(files.inside(directory, name), buffer.getvalue())
+
+
 def curve_picture(directory: Path, algo: str, env: str) -> None:
     """curve.png from eval.csv."""
-    rows = np.genfromtxt(directory / "eval.csv", delimiter=",", skip_header=1, ndmin=2)
+    rows = np.genfromtxt(files.inside(directory, "eval.csv"), delimiter=",", skip_header=1, ndmin=2)
     figure, axes = canvas()
     step, mean, std = rows[:, 0], rows[:, 3], rows[:, 4]
     axes.plot(step, mean, color="#0b6e99", label=algo)
     axes.fill_between(step, mean - std, mean + std, color="#0b6e99", alpha=0.2, linewidth=0)
     axes.set(xlabel="agent steps", ylabel="return of an evaluation", title=f"{algo} on {env}")
-    figure.savefig(directory / "curve.png")
+    write(figure, directory, "curve.png")
 
 
 def phase(env: str, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, str, str]:
@@ -44,11 +54,11 @@ def phase(env: str, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, str, st
     return states[:, i], states[:, j], x, y
 
 
-def phase_picture(path: Path, env: str, order: np.ndarray, states: np.ndarray) -> None:
-    """Visited states, coloured by when."""
+def phase_picture(directory: Path, env: str, order: np.ndarray, states: np.ndarray) -> None:
+    """phase.png of the visited states, coloured by when."""
     x, y, x_name, y_name = phase(env, states)
     figure, axes = canvas()
     dots = axes.scatter(x, y, c=order, s=3, cmap="viridis", linewidths=0)
     figure.colorbar(dots, label="agent step")
     axes.set(xlabel=x_name, ylabel=y_name, title=f"states visited on {env}")
-    figure.savefig(path)
+    write(figure, directory, "phase.png")

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maxinforl.agent import Agent, EnvLike, load, make_trainer, plain_spaces
+from maxinforl.agent import Agent, EnvLike, load, make_trainer, plain_spaces, read_spaces
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.files import inside
 from maxinforl.settings import Settings
 from maxinforl.training import checkpoint
+from maxinforl.training.changes import outlined
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import RunFiles
-from maxinforl.training.loop import Trainer
+from maxinforl.training.loop import Trainer, check_arrays, check_memory
 from maxinforl.training.run import Run
 from maxinforl.training.store import Checkpoint, CheckpointStore
 
@@ -37,6 +38,7 @@ class Saved:
 
     def __post_init__(self):
         self.step = self.checkpoints[0].step if self.checkpoints else None
+        self.logs = [checkpoint.part(c, checkpoint.LOGS) for c in self.checkpoints] or [{} for _ in self.stores]
 
     @property
     def finished(self) -> bool:
@@ -50,9 +52,15 @@ def saved_runs(directories: list[Path], custom: Iterable[type] = ()) -> Saved:
     first = seeds[0]
     if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in found):
         raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
+    check_memory(first, first.steps, *read_spaces(found[0][2]["spaces"]), len(seeds))  # before any of it is taken
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
     stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
-    return Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
+    saved = Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
+    if saved.checkpoints and saved.tables[0].get("by_name", True):  # before an agent of that configuration is made
+        like = outlined(strategy, saved.tables[0], first)
+        for c in saved.checkpoints:
+            check_arrays(checkpoint.part(c, "agent/"), like)
+    return saved
 
 
 def take_up(trainer: Trainer, saved: Saved) -> list[str]:
@@ -68,13 +76,17 @@ def take_up(trainer: Trainer, saved: Saved) -> list[str]:
     return list(dict.fromkeys(said))
 
 
-def cut_back(directory: Path, settings: Settings, step: int | None) -> StateRecorder | None:
-    """A seed's files as they were at the step that it goes on from, and the recorder of its states if it has one."""
-    RunFiles(directory).cut_back(-1 if step is None else step)
+def cut_back(
+    directory: Path, settings: Settings, saved: Saved, index: int = 0
+) -> tuple[StateRecorder | None, list[str]]:
+    """A seed's files as they were at the step that it goes on from: the recorder of its states, if it has one, and
+    sentences about logs that are not what they were."""
+    step = saved.step
+    said = RunFiles(directory).cut_back(step or -1, saved.logs[index])  # at step 0 it comes before the evaluation there
     states = inside(directory, "states.npz")
     if not settings.record_states:
-        return None
-    return StateRecorder() if step is None or not states.exists() else StateRecorder.load(states, step)
+        return None, said
+    return (StateRecorder() if step is None or not states.exists() else StateRecorder.load(states, step)), said
 
 
 def resume(
@@ -104,10 +116,13 @@ def resume(
         agent = Agent(settings, saved.strategy, settings.env if env is None else env, eval_env)
         if plain_spaces(agent.observation_space, agent.action_space) != table["spaces"]:
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
-        agent.trainer = make_trainer(saved.strategy, [settings], agent.env, settings.steps)  # type: ignore[arg-type]
+        restored = bool(saved.checkpoints)
+        agent.trainer = make_trainer(saved.strategy, [settings], agent.env, settings.steps, restored)  # type: ignore[arg-type]
         for sentence in take_up(agent.trainer, saved):
             warnings.warn(sentence, stacklevel=2)
-        recorder = cut_back(path, settings, saved.step)
+        recorder, said = cut_back(path, settings, saved)
+        for sentence in said:
+            warnings.warn(sentence, stacklevel=2)
         run = Run(agent.trainer.members[0], agent._evaluator(settings), path, recorder=recorder, store=saved.stores[0])
         agent._drive(run, settings.steps, progress)
     return agent

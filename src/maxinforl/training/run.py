@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from rich.markup import escape
 
 from maxinforl.envs.record import StateRecorder
+from maxinforl.files import inside
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.guard import NotFinite
@@ -35,10 +37,11 @@ class Run:
     def __post_init__(self):
         self.files = RunFiles(self.directory) if self.directory else None
         if self.directory and self.store is None:
-            self.store = CheckpointStore(self.directory / "checkpoints", self.member.settings.keep)
+            self.store = CheckpointStore(inside(self.directory, "checkpoints"), self.member.settings.keep)
         self.sinks: list[Sink] = [*([self.files] if self.files else []), *self.extra_sinks]
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.watch = Stopwatch()
+        self.paused = 0.0  # seconds for which training stood still for checkpoints
 
     def record(self, visited: list[tuple[int, np.ndarray]]) -> None:
         if self.recorder is not None:
@@ -50,21 +53,16 @@ class Run:
         line = self.member.log_line()
         line |= {"time/fps": since / max(self.watch.lap(), 1e-9), "time/elapsed": self.watch.elapsed}
         if self.store is not None:
-            line["time/checkpoint_wait"] = self.store.waited
+            line["time/checkpoint_wait"] = self.paused
         for sink in self.sinks:
             sink.write(self.member.step, line)
         return line
 
-    def evaluate(self, film: bool = False) -> Evaluation | None:
-        """One evaluation; `film` keeps its first episode as a video."""
+    def evaluate(self) -> Evaluation | None:
         if self.evaluator is None:
             return None
         member = self.member
-        index = member.step // member.settings.eval_every
-        video = Video(self.evaluator.fps) if film and self.directory else None
-        result = self.evaluator(member.evaluation, index, video.watch if video else None)
-        if video is not None and self.directory is not None:
-            video.write(self.directory / "videos" / f"step-{member.step:09d}.mp4")
+        result = self.evaluator(member.evaluation, self._evaluation)
         self.evaluations.append((member.step, result))
         if self.files:
             self.files.evaluation(member.step, member.env_step, member.settings.seed, result)
@@ -72,14 +70,27 @@ class Run:
             sink.write(member.step, {"eval/mean_reward": float(result.returns.mean())})
         return result
 
+    @property
+    def _evaluation(self) -> int:
+        """Which evaluation the step calls for, which decides its seeds."""
+        return self.member.step // self.member.settings.eval_every
+
+    def film(self) -> None:
+        """Plays the last evaluation once more and keeps its first episode as a video."""
+        if self.evaluator is not None and self.directory is not None:
+            path = inside(self.directory, f"videos/step-{self.member.step:09d}.mp4")
+            video = Video(self.evaluator.fps)
+            self.evaluator(self.member.evaluation, self._evaluation, video.watch)
+            video.write(path)
+
     def save(self, wait: bool = False) -> None:
         if self.store is None or self.directory is None:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
-        if self.files is not None:
-            self.files.sync()
-        checkpoint.save(self.member, self.store, wait)
+        assert self.files is not None
+        self.files.sync()
+        checkpoint.save(self.member, self.store, wait, self.files.arrays())
 
     def close(self) -> None:
         for sink in self.sinks:
@@ -97,11 +108,12 @@ class Drive:
     trainer: Trainer
     runs: Sequence[Run]
     progress: Progress
-    owns_process: bool = False  # whether a second signal may end the process
+    asked: Callable[[], bool] | None = None  # whether to stop, where the caller listens to signals itself
 
     def __post_init__(self):
-        for pool in () if self.progress.quiet else self.trainer.pools:
-            pool.tell = lambda sentence: self.progress.say(escape(sentence))
+        callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
+        for caller in [] if self.progress.quiet else callers:
+            caller.tell = lambda sentence: self.progress.say(escape(sentence))
 
     def until(self, last: int) -> bool:
         """Trains until `last` transitions; False where a signal or --max-hours ended it earlier, with a checkpoint."""
@@ -116,7 +128,9 @@ class Drive:
         settings, stride = self.trainer.settings, self.trainer.num_envs
         log, evaluate, save = (Every(n, stride) for n in (settings.log_every, settings.eval_every, settings.save_every))
         watch = Stopwatch()
-        with self.progress, signals(self.owns_process) as asked:
+        with self.progress, nullcontext(self.asked) if self.asked else signals() as asked:
+            if asked():  # while it was made ready: it is where its last checkpoint is
+                return False
             if self.trainer.step == 0:
                 self.evaluate()
             while (step := self.trainer.step) < last:
@@ -129,28 +143,34 @@ class Drive:
                     lines = [run.log() for run in self.runs]
                     self.progress.note(lines[0])
                 if evaluate(step) or step >= last:
-                    self.evaluate(film=settings.video and step >= last)
+                    self.evaluate()
                 if save(step) and step < last:
                     self.save()
                 self.progress.step(step)
                 if step < last and (asked() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
                     break
             self.save(wait=True)
+            if settings.video and self.trainer.step >= last:  # what cannot be filmed costs no work
+                for run in self.runs:
+                    run.film()
         return self.trainer.step >= last
 
-    def evaluate(self, film: bool = False) -> None:
-        results = [result for run in self.runs if (result := run.evaluate(film)) is not None]
+    def evaluate(self) -> None:
+        results = [result for run in self.runs if (result := run.evaluate()) is not None]
         if results:
             returns, lengths = (np.concatenate(part) for part in zip(*results))
             self.progress.evaluated(self.trainer.step, Evaluation(returns, lengths))
 
     def save(self, wait: bool = False) -> None:
         """A checkpoint of every seed; the one before is complete for all of them by then."""
+        watch = Stopwatch()
         for run in self.runs:
             if run.store is not None:
                 run.store.wait()
         for run in self.runs:
             run.save(wait)
+        for run in self.runs:
+            run.paused += watch.elapsed
 
     def close(self) -> None:
         for run in self.runs:

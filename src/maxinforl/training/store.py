@@ -17,7 +17,6 @@ import re
 import secrets
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -45,7 +44,7 @@ class Lane(NamedTuple):
     """Rows of one environment's ring: the absolute number of the first, and every column from there on."""
 
     first: int
-    columns: Mapping[str, np.ndarray]
+    columns: dict[str, np.ndarray]
 
     @property
     def length(self) -> int:
@@ -352,7 +351,6 @@ class CheckpointStore:
         if keep < 1:
             raise BadInput(f"keep is {keep} and must be at least 1 checkpoint")
         self.directory, self.keep = Path(directory), keep
-        self.waited = 0.0  # seconds for which the disk has held up the caller
         self._line = _Line()
         self._swept = False
         self._writer: ThreadPoolExecutor | None = None
@@ -390,11 +388,9 @@ class CheckpointStore:
         """Wait for the checkpoint being written; RunFailed says why there is none, and the older ones are kept."""
         if self._flight is None:
             return
-        began = time.perf_counter()
         try:
             self._flight.result()
         finally:
-            self.waited += time.perf_counter() - began
             self._flight = None if self._flight.done() else self._flight
 
     def close(self) -> None:
@@ -411,6 +407,13 @@ class CheckpointStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def restart(self) -> None:
+        """Give up every checkpoint, so that the next save begins a new history; it sweeps away their segments."""
+        with self._kept():
+            for step in self.steps():
+                self._discard(self.directory / _step_name(step))
+            self._line, self._swept = _Line(), False
 
     def _check_step(self, step: int) -> None:
         latest, there = self._line.latest, self.steps()

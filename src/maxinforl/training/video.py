@@ -31,5 +31,9 @@ class Video:
         self.frames.append(frame[:height, :width])
 
     def write(self, path: Path) -> None:
+        with files.writing(path):  # the codec needs room for a temporary file
+            film = self.imageio.imwrite(
+                "<bytes>", np.stack(self.frames), extension=".mp4", fps=self.fps, macro_block_size=1
+            )
         files.make_directory(path.parent)
-        self.imageio.imwrite(path, np.stack(self.frames), fps=self.fps, macro_block_size=1)
+        files.write_atomic(path, film)
