@@ -180,9 +180,11 @@ CORE = [
       "oldest, popped = head - rows + self.stack - 1, self.popped",
       "oldest, popped = head - rows + self.stack, self.popped", REPLAY),
     m("the last observation gives way to the next first", "replay.py",
-      "1 + (ended > 0), cut)", "1, cut)", REPLAY),
+      "jnp.where(t.valid, 1 + over, cut)", "jnp.where(t.valid, 1, cut)", REPLAY),
     m("an episode that was cut goes on", "replay.py",
-      "jnp.where(cut, TRUNCATED, self.end[lane, before])", "jnp.where(cut, 0, self.end[lane, before])", REPLAY),
+      "(before, TRUNCATED, cut)", "(before, 0, cut)", REPLAY),
+    m("writing a row copies its column", "replay.py",
+      "(*writes, nowhere) if len(writes) == 1 else writes", "writes", f"{REPLAY}::test_a_step_copies_no_column"),
     m("resets count as transitions", "replay.py", "self.pushed + t.valid,", "self.pushed + 1,", REPLAY),
     m("the newest transition is never drawn", "replay.py",
       "jax.random.randint(key, shape, 0, bound[-1])", "jax.random.randint(key, shape, 0, bound[-1] - 1)", REPLAY),
@@ -414,10 +416,11 @@ PIXELS = [
       "jax.tree.map(lambda a, b: jnp.where(plasticity.due(clock.update), a, b), perturb(s), s) if",
       f"{DRM}::test_29_a_perturbation_stays_conditional_when_seeds_are_mapped"),
     # ------------------------------------------------------------ frames once
-    m("adding copies the buffer", "replay.py", "obs.at[lane, head % rows].set(t.obs),",
-      "jnp.where(t.valid.all(), obs.at[lane, head % rows].set(t.obs), obs),", f"{FRAMES}::test_adding_writes_in_place"),
+    m("adding copies the buffer", "replay.py", "_put(self.obs, (after, t.next_obs, over), (now, t.obs, always)),",
+      "jnp.where(t.valid.all(), _put(self.obs, (after, t.next_obs, over), (now, t.obs, always)), self.obs),",
+      f"{FRAMES}::test_adding_writes_in_place"),
     m("the newest stack crosses a reset", "replay.py",
-      "jnp.where(t.valid & (ended == 0), age + 1,", "jnp.where(t.valid, age + 1,",
+      "(now, 0, over | cut)),", "(now, age + 1, over | cut)),",
       f"{FRAMES}::test_22_a_stack_never_crosses_a_reset"),
 ]  # fmt: skip
 

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core_helpers import quick, same, transition
-from maxinforl.core.types import Spec
+from core_helpers import quick, same, shrink, transition
+from maxinforl.algorithms import algorithm
+from maxinforl.core.types import Spec, clock
+from maxinforl.core.update import Program, TrainState
 from maxinforl.replay import Replay, Transition, row_bytes
 
 KEY = jax.random.key(0)
@@ -283,3 +285,18 @@ def test_the_memory_of_a_row_is_what_it_says(frame, dtype, actions):
     replay = Replay.create(2, 10, frame, dtype, actions)
     held = sum(x.nbytes for x in jax.tree.leaves(replay) if x.ndim > 1)
     assert row_bytes(frame, np.dtype(dtype).itemsize, actions) == held / 20
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_a_step_copies_no_column(lanes):
+    """Insert, sample, update and act in one program: what it costs does not grow with the rows."""
+    rows, agent = 1_000_003, shrink(algorithm("maxinfo-sac"))
+    program = Program(agent, Spec((3,), 1), batch_size=8)
+    like = lambda dtype, *shape: jax.ShapeDtypeStruct((lanes, *shape), dtype)
+    obs, flag = like(jnp.float32, 3), like(jnp.bool_)
+    t = Transition(like(jnp.float32, 1), like(jnp.float32), flag, flag, obs, obs, flag)
+    replay = jax.eval_shape(lambda: Replay.create(lanes, rows, (3,), jnp.float32, 1))
+    learner = jax.eval_shape(lambda: agent.init(jax.random.key(0), program.spec))
+    state = TrainState(learner, replay, jax.eval_shape(clock), jax.ShapeDtypeStruct((), jnp.uint32))
+    memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < rows * lanes / 4  # of the narrowest column

@@ -78,43 +78,30 @@ class Replay(eqx.Module):
 
     def add(self, t: Transition) -> Replay:
         lane, rows = self.lanes, self.rows
-        here, after, age = self.head % rows, (self.head + 1) % rows, self.age[lane, self.head % rows]
-        ended = jnp.where(t.terminated, TERMINATED, jnp.where(t.truncated, TRUNCATED, 0)).astype(jnp.uint8)
-        cut = ~t.valid & t.truncated & (age > 0)
-        head = self.head + jnp.where(t.valid, 1 + (ended > 0), cut)
-        keep = lambda column, new: jnp.where(_like(t.valid, new), new, column[lane, here])
-        to = jnp.where(t.valid | cut, after, here)
-        obs = self.obs.at[lane, to].set(jnp.where(_like(t.valid, t.obs), t.next_obs, t.obs))
-        ages = self.age.at[lane, to].set(jnp.where(t.valid, age + 1, age))
-        starts = self.starts.at[lane, self.pushed % rows].set(
-            jnp.where(t.valid, self.head, self.starts[lane, self.pushed % rows])
-        )
+        before, here, after = ((self.head + i) % rows for i in (-1, 0, 1))
+        age = self.age[lane[:, None], jnp.stack([here, after], 1)][:, 0]  # two rows for the reason given in `_put`
+        ended = jnp.where(t.terminated, TERMINATED, jnp.where(t.truncated, TRUNCATED, 0))
+        over, cut = t.valid & (ended > 0), ~t.valid & t.truncated & (age > 0)
+        head = self.head + jnp.where(t.valid, 1 + over, cut)
+        now, always = head % rows, jnp.ones_like(cut)
+        starts = _put(self.starts, (self.pushed % rows, self.head, t.valid))
         # A start leaves when the oldest frame of its stack is overwritten; the head moves two rows at most.
         oldest, popped = head - rows + self.stack - 1, self.popped
         for _ in range(2):
             popped = popped + ((popped < self.pushed) & (starts[lane, popped % rows] <= oldest))
+        done, cut_before = (here, jnp.where(cut, LAST, ended), t.valid | cut), (before, TRUNCATED, cut)
         return Replay(
-            obs.at[lane, head % rows].set(t.obs),
-            self.action.at[lane, here].set(keep(self.action, t.action)),
-            self.reward.at[lane, here].set(keep(self.reward, t.reward)),
-            self._ends(t.valid, ended, cut).at[lane, head % rows].set(0),
-            ages.at[lane, head % rows].set(
-                jnp.where(t.valid & (ended == 0), age + 1, jnp.where(t.valid | cut, 0, age))
-            ),
+            _put(self.obs, (after, t.next_obs, over), (now, t.obs, always)),
+            _put(self.action, (here, t.action, t.valid)),
+            _put(self.reward, (here, t.reward, t.valid)),
+            _put(self.end, done, cut_before, (after, LAST, over), (now, 0, always)),
+            _put(self.age, (after, age + 1, t.valid), (now, 0, over | cut)),
             head,
             starts,
             self.pushed + t.valid,
             popped,
             self.stack,
         )
-
-    def _ends(self, valid: Array, ended: Array, cut: Array) -> Array:
-        """The ends once the row at the head is complete, or is the last of an episode that was cut."""
-        lane, rows = self.lanes, self.rows
-        before, here, after = ((self.head + i) % rows for i in (-1, 0, 1))
-        end = self.end.at[lane, before].set(jnp.where(cut, TRUNCATED, self.end[lane, before]).astype(jnp.uint8))
-        end = end.at[lane, here].set(jnp.where(valid, ended, jnp.where(cut, LAST, 0)).astype(jnp.uint8))
-        return end.at[lane, after].set(jnp.where(valid & (ended > 0), LAST, end[lane, after]).astype(jnp.uint8))
 
     def frames(self, lane: Array, head: Array) -> Array:
         """The observation at a row: the last `stack` frames of its episode on the channel axis, oldest first."""
@@ -177,8 +164,19 @@ class Replay(eqx.Module):
         return eqx.tree_at(columns, self, tuple(pad(c) for c in columns(self)))
 
 
-def _like(mask: Array, array: Array) -> Array:
-    return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))
+def _put(column: Array, *writes: tuple[Array, Any, Array]) -> Array:
+    """A column with (row, value, where) written for every lane, no row twice.
+
+    All in one scatter, and never of one index: XLA turns that into an update of a slice, fuses it with what reads the
+    column next, and copies the whole column at every step.
+    """
+    lanes, rows, *_ = column.shape
+    nowhere = (jnp.full(lanes, rows), 0, jnp.zeros(lanes, bool))
+    writes = (*writes, nowhere) if len(writes) == 1 else writes
+    row = jnp.stack([jnp.where(where, row, rows) for row, _, where in writes], 1)
+    like = lambda value: jnp.broadcast_to(jnp.asarray(value, column.dtype), (lanes, *column.shape[2:]))
+    value = jnp.stack([like(value) for _, value, _ in writes], 1)
+    return column.at[jnp.arange(lanes)[:, None], row].set(value, mode="drop", unique_indices=True)
 
 
 def row_bytes(frame: tuple[int, ...], itemsize: int, actions: int) -> int:

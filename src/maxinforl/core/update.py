@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -80,6 +80,43 @@ class TrainState(eqx.Module):
 PER_SEED = TrainState(0, 0, None, 0)  # type: ignore[arg-type]
 
 
+@jax.tree_util.register_pytree_node_class
+class Packed:
+    """A train state between two dispatches, in pieces: JAX takes modules apart in Python and a tuple in C++, which
+    saves half a millisecond of every agent step."""
+
+    def __init__(self, leaves: tuple, structure: Any):
+        self.leaves, self.structure = leaves, structure
+
+    def tree_flatten(self) -> tuple[tuple, Any]:
+        return self.leaves, self.structure
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, leaves: Iterable) -> Packed:
+        return cls(tuple(leaves), structure)
+
+    @property
+    def whole(self) -> TrainState:
+        return jax.tree.unflatten(self.structure, self.leaves)
+
+    agent = property(lambda self: self.whole.agent)
+    replay = property(lambda self: self.whole.replay)
+    clock = property(lambda self: self.whole.clock)
+    seed = property(lambda self: self.whole.seed)
+
+
+def pack(x: Any) -> Any:
+    """What goes into or comes out of a dispatch, with its train state in pieces."""
+    if isinstance(x, TrainState):
+        leaves, structure = jax.tree.flatten(x)
+        return Packed(tuple(leaves), structure)
+    return tuple(map(pack, x)) if type(x) is tuple else x
+
+
+def unpack(x: Any) -> Any:
+    return x.whole if isinstance(x, Packed) else x
+
+
 @dataclass(frozen=True)
 class Program:
     """The compiled functions of one agent: each is one XLA dispatch, traced once."""
@@ -112,7 +149,8 @@ class Program:
             return function(*args)
 
         mapped = counted if self.seeds is None else jax.vmap(counted, in_axes, out_axes)
-        return jax.jit(mapped, donate_argnums=donate)
+        dispatch = jax.jit(lambda *args: pack(mapped(*map(unpack, args))), donate_argnums=donate)
+        return lambda *args: dispatch(*map(pack, args))
 
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
         """A fresh state; no two leaves share a buffer, so that it can be donated."""

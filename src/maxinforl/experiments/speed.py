@@ -221,8 +221,13 @@ class Subject:
         self.gflop = sum(p.flop for p in found) / 1e9
         only, operands = floor(found)
         self.floor = lambda: jax.block_until_ready(only(operands))
-        self._learn, self._held = jax.jit(learn, donate_argnums=0), jax.tree.map(jnp.copy, state)
-        self._args = (batch, key)
+        self._held, structure = jax.tree.flatten(jax.tree.map(jnp.copy, state))  # in pieces, as training holds it
+
+        def in_pieces(leaves, batch, key):
+            state, metrics = learn(jax.tree.unflatten(structure, leaves), batch, key)
+            return jax.tree.leaves(state), metrics
+
+        self._learn, self._args = jax.jit(in_pieces, donate_argnums=0), (batch, key)
 
     def update(self) -> None:
         self._held, metrics = self._learn(self._held, *self._args)

@@ -17,7 +17,7 @@ import numpy as np
 
 from maxinforl import files
 from maxinforl.core.types import Backup, Batch
-from maxinforl.core.update import Program, TrainState, update
+from maxinforl.core.update import Packed, Program, TrainState, unpack, update
 from maxinforl.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class NotFinite(RunFailed):
         return NotFinite(self.tensor, self.value, self.step, self.arrays, self.seed, f"{batch} and {good}; ")
 
 
-def checked(program: Program, state: TrainState, values: np.ndarray, action: np.ndarray) -> np.ndarray:
+def checked(program: Program, state: TrainState | Packed, values: np.ndarray, action: np.ndarray) -> np.ndarray:
     """The metrics of the last steps, [(seeds,) steps, names], from what `Program.live` gave.
 
     Raises NotFinite where one of them, the agent after one of the steps or the next actions are not finite.
@@ -57,7 +57,7 @@ def checked(program: Program, state: TrainState, values: np.ndarray, action: np.
     raise first_bad(program, state, values, action)
 
 
-def first_bad(program: Program, state: TrainState, metrics: np.ndarray, action: np.ndarray) -> NotFinite:
+def first_bad(program: Program, state: TrainState | Packed, metrics: np.ndarray, action: np.ndarray) -> NotFinite:
     """The error about the first of these steps that has a number which is not finite."""
     if program.seeds is None:
         metrics, action = metrics[None], action[None]
@@ -71,7 +71,9 @@ def first_bad(program: Program, state: TrainState, metrics: np.ndarray, action: 
     return diagnose(own, seed, arrays, dict(zip(program.metric_names, metrics[seed, step])), action[seed])
 
 
-def check_weights(program: Program, state: TrainState, arrays: Mapping[str, np.ndarray], seed: int = 0) -> None:
+def check_weights(
+    program: Program, state: TrainState | Packed, arrays: Mapping[str, np.ndarray], seed: int = 0
+) -> None:
     """Raises NotFinite before a checkpoint is written of a seed's agent with weights that are not finite."""
     if not all(whole(array) for name, array in arrays.items() if name.startswith("agent/")):
         own = alone(state, program, seed)
@@ -82,10 +84,10 @@ def whole(array: np.ndarray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def alone(state: TrainState, program: Program, seed: int) -> TrainState:
+def alone(state: TrainState | Packed, program: Program, seed: int) -> TrainState:
     """The state of one of the seeds of a program."""
     if program.seeds is None:
-        return state
+        return unpack(state)
     agent, replay, key = jax.tree.map(lambda x: x[seed], (state.agent, state.replay, state.seed))
     return TrainState(agent, replay, state.clock, key)
 

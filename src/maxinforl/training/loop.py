@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from maxinforl.core.types import Clock, Spec
-from maxinforl.core.update import Program, TrainState
+from maxinforl.core.update import Packed, Program, TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
@@ -105,8 +105,8 @@ class Member:
     @property
     def evaluation(self) -> Callable[[np.ndarray], np.ndarray]:
         """The deterministic policy as it is now, on a batch of observations."""
-        agent, trainer = self.agent, self.trainer
-        return lambda obs: trainer.acting.act(agent, obs, trainer.state.clock)
+        agent, now, acting = self.agent, self.trainer.state.clock, self.trainer.acting
+        return lambda obs: acting.act(agent, obs, now)
 
     def log_line(self) -> dict[str, float]:
         """Everything worth knowing since the last line; a number that is not finite ends the run."""
@@ -159,7 +159,7 @@ class Trainer:
         seeds = np.array([s.seed for s in self.seeds], np.uint32)
         replay = self.blank(0 if self.restored else self.total)
         state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), replay, self.total)
-        self.state = spread(state) if not self.alone else state
+        self.state: TrainState | Packed = spread(state) if not self.alone else state
 
     @property
     def alone(self) -> bool:
