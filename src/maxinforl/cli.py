@@ -185,9 +185,7 @@ def add_experiments(commands: Any) -> None:
 
     bench = commands.add_parser("bench", help="time updates and agent steps against their matrix products")
     bench.add_argument("what", choices=("speed",), metavar="speed", help="what to time")
-    bench.add_argument(
-        "--algos", default="sac,maxinfo-sac", help="names with commas between them, or all", metavar="NAMES"
-    )
+    bench.add_argument("--algos", nargs="+", default=["sac", "maxinfo-sac"], help="names, or all", metavar="NAMES")
     bench.add_argument("--uncertainty", help="ensemble: paper or light (default: the preset's)", metavar="KIND")
     whole = lambda name: typed(name, int, "a whole number")
     bench.add_argument(
@@ -352,12 +350,13 @@ def bench(args: argparse.Namespace) -> int:
     from maxinforl.experiments import speed
     from maxinforl.settings import Settings
 
-    names = list(CATALOGUE) if args.algos == "all" else args.algos.split(",")
-    pixels = {name: algorithm(name).base.encoder.pixels for name in names}
+    asked = [name for part in args.algos for name in names(part)]
+    chosen = list(CATALOGUE) if asked == ["all"] else asked
+    pixels = {name: algorithm(name).base.encoder.pixels for name in chosen}
     env = {False: "Pendulum-v1", True: "pixels/pendulum-hanging"}
     given = {"uncertainty": args.uncertainty, "batch_size": args.batch_size, "image_size": args.image_size}
-    chosen = [Settings(algo=name, env=env[pixels[name]], **given) for name in names]
-    speed.command(chosen, Path(args.json) if args.json else None, not args.no_start, Console(width=160))
+    subjects = [Settings(algo=name, env=env[pixels[name]], **given) for name in chosen]
+    speed.command(subjects, Path(args.json) if args.json else None, not args.no_start, Console(width=160))
     return DONE
 
 

@@ -117,10 +117,10 @@ class Replay(eqx.Module):
         return self.frames(self.lanes, self.head)
 
     def draw(self, key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-        """Environment and row of transitions drawn uniformly with replacement."""
+        """Environment and row of transitions drawn with replacement, each alike to one part in 2**32 / their number."""
         count = self.pushed - self.popped
         bound = jnp.cumsum(count)
-        index = jax.random.randint(key, shape, 0, bound[-1])
+        index = (jax.random.bits(key, shape) % bound[-1].astype(jnp.uint32)).astype(jnp.int32)
         lane = (index[..., None] >= bound).sum(-1)
         nth = index - (bound - count)[lane]
         return lane, self.starts[lane, (self.popped[lane] + nth) % self.rows]

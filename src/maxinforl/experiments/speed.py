@@ -250,7 +250,7 @@ class Subject:
 COMPILED = ("begin", "collect", "step", "react", "act", "sample_act", "recent_error")
 
 
-def bench(seeds: list[Settings], repeats: int = 50, seconds: float = 0.06) -> list[Row]:
+def bench(seeds: list[Settings], repeats: int = 150, seconds: float = 0.02) -> list[Row]:
     """Floor, update and whole agent step of every algorithm in one interleaved run."""
     subjects = {title(s): Subject(s) for s in seeds}
     calls: dict[str, Callable[[], Any]] = {"matmul": matmul()}
@@ -317,4 +317,4 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}")
     console.print(table(rows))
-    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 50 repeats")
+    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of 150 repeats")
