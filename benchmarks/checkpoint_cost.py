@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import maxinforl
+from maxinforl.core.update import unpack
 from maxinforl.training import checkpoint
 from maxinforl.training.loop import Trainer
 from maxinforl.training.store import CheckpointStore
@@ -43,7 +44,7 @@ def filled(rows: int, steps: int, batch_size: int) -> Trainer:
     starts = jnp.arange(replay.rows, dtype=jnp.int32)[None]
     counts = {"head": replay.head + rows, "pushed": replay.pushed + rows}
     full = replace(replay, obs=obs, action=action, starts=starts, age=starts + 0, **counts)
-    trainer.state = replace(trainer.state, replay=full)
+    trainer.state = replace(unpack(trainer.state), replay=full)
     trainer.step = rows
     return trainer
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from maxinforl.agent import make_trainer
+from maxinforl.core.update import unpack
 from maxinforl.experiments.speed import best
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.loop import Trainer
@@ -56,7 +57,7 @@ def filled(rows: int) -> Trainer:
     noise = jax.random.normal(jax.random.key(0), replay.obs.shape)
     starts = jax.numpy.arange(replay.rows, dtype=np.int32)[None]
     full = replace(replay, obs=noise, starts=starts, pushed=replay.pushed + rows - 8, head=replay.head + rows - 8)
-    made.state = replace(made.state, replay=full)
+    made.state = replace(unpack(made.state), replay=full)
     return made
 
 
