@@ -55,6 +55,17 @@ def quiet_pool(env, **options):
         return make_pool(env, **options)
 
 
+def test_a_renderer_that_is_not_installed_is_bad_input():
+    pool = make_pool("pixels/pendulum-hanging", image_size=16)
+
+    def render():
+        raise gym.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
+
+    pool.envs[0].unwrapped.render = render
+    with pytest.raises(BadInput, match="cannot render: pygame is not installed"):
+        pool.reset()
+
+
 def test_episode_seeds_are_stable_and_apart():
     assert episode_seed(0, 0, 0) == 1484405855
     seeds = {episode_seed(seed, lane, episode) for seed in range(8) for lane in range(8) for episode in range(8)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maxinforl.errors import RunFailed
+from maxinforl.errors import BadInput, RunFailed
 
 FAILED = 3  # the exit code of a run that failed
 
@@ -36,6 +36,8 @@ class Caller:
         self.entered = lane, time.monotonic()
         try:
             return function(*args, **kwargs)
+        except BadInput:  # something that is not installed
+            raise
         except RunFailed as error:
             raise Fault(f"{self._where(lane)}: {error}") from error
         except Exception as error:

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from maxinforl.errors import RunFailed
+from maxinforl.errors import EXTRAS, BadInput, RunFailed
 
 
 class Frames:
@@ -18,7 +18,10 @@ class Frames:
         self.space = spaces.Box(0, 255, (size, size, 3), np.uint8)
 
     def __call__(self, raw: Any) -> np.ndarray:
-        frame = np.asarray(self.env.render())
+        try:
+            frame = np.asarray(self.env.render())
+        except gym.error.DependencyNotInstalled as error:
+            raise BadInput(f"this environment cannot render: {error}", EXTRAS) from error
         if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
             raise RunFailed(f"render gave {frame.dtype} of shape {frame.shape} and not a uint8 HxWx3 frame")
         return np.array(frame) if frame.shape[:2] == (self.size, self.size) else resize(frame, self.size)
