@@ -19,7 +19,8 @@ EPISODES, LAST = 200, 3
 
 def random_returns(settings: dict[str, Any]) -> np.ndarray:
     """Returns of uniformly random actions; nothing is drawn where the same task exists on states."""
-    env = envs.make(settings["env"].removeprefix("pixels/"), action_repeat=settings.get("action_repeat", 1))
+    name, given = settings["env"].removeprefix("pixels/"), settings.get("env_arg", ())
+    env = envs.make(name, action_repeat=settings.get("action_repeat", 1), env_args=given)
     rng, returns = np.random.default_rng(0), np.zeros(EPISODES)
     for episode in range(EPISODES):
         env.reset(seed=episode)

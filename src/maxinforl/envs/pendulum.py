@@ -15,7 +15,8 @@ class HangingPendulum(PendulumEnv):
 
     A reset draws (angle, speed) from (pi, 0) + U(-0.1, 0.1)^2. An episode is 200 steps; `time_limit_is_terminal` ends
     it by termination instead of truncation (no bootstrap), as the authors' runs did. `squared_cost` subtracts that
-    constant times torque^2, the other published form of the action cost.
+    constant times torque^2, the other published form of the action cost. `g` is gravity; the motor alone can lift the
+    pendulum where it is below 4.
     """
 
     def __init__(
@@ -24,8 +25,9 @@ class HangingPendulum(PendulumEnv):
         size: int = 256,
         time_limit_is_terminal: bool = False,
         squared_cost: float = 0.0,
+        g: float = 10.0,
     ):
-        super().__init__(render_mode)
+        super().__init__(render_mode, g)
         self.size, self.time_limit_is_terminal, self.squared_cost = size, time_limit_is_terminal, squared_cost
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
