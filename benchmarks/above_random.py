@@ -26,7 +26,8 @@ def random_returns(settings: dict[str, Any]) -> np.ndarray:
         env.reset(seed=episode)
         over = False
         while not over:
-            _, reward, terminated, truncated, _ = env.step(rng.uniform(-1, 1, env.action_space.shape).astype("f4"))
+            action = rng.uniform(env.action_space.low, env.action_space.high).astype(np.float32)
+            _, reward, terminated, truncated, _ = env.step(action)
             returns[episode] += float(reward)
             over = terminated or truncated
     return returns
