@@ -358,7 +358,9 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
 
 
 def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
-    if not isinstance(meta.get("format"), int) or meta["format"] > FORMAT:
+    if type(meta.get("format")) is not int or meta["format"] < 1:
+        raise BadInput(f"{path} is not a saved agent: name what Agent.save wrote")
+    if meta["format"] > FORMAT:
         raise BadInput(f"{path} was written by a newer maxinforl ({meta.get('maxinforl')}): upgrade to load it")
     try:
         strategy = config.from_plain(meta["agent"], custom=custom)
