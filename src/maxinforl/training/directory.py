@@ -156,7 +156,10 @@ def open_run(
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
-    files.make_directory(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{files.shown(out)} cannot be made: {files.meaning(error)}") from None
     table = {
         "format": FORMAT,
         "algo": title(settings),
