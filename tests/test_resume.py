@@ -22,9 +22,10 @@ import maxinforl
 from maxinforl import cli, files
 from maxinforl.agent import make_trainer, read_spaces
 from maxinforl.envs import episode_seed, make_pool
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.experiments import figures
 from maxinforl.replay import LAST, TRUNCATED
-from maxinforl.training import checkpoint, command, loop, store
+from maxinforl.training import changes, checkpoint, command, loop, store
 from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import TensorBoard
@@ -397,8 +398,9 @@ def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch
 def test_memory_is_asked_for_once_and_before_any_is_taken(tmp_path, monkeypatch, capsys):
     """What the replay takes is no longer free: to count it again would refuse a run that fits."""
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
-    settings, _, table = read_run(out)
+    settings, strategy, table = read_run(out)
     needed = loop.replay_bytes(settings, settings.steps, *read_spaces(table["spaces"]))
+    needed += loop.tree_bytes(changes.outlined(strategy, table, settings))
     loaded, load = [], CheckpointStore.load
     monkeypatch.setattr(CheckpointStore, "load", lambda self, *a, **k: (loaded.append(1), load(self, *a, **k))[1])
     monkeypatch.setattr(loop, "available_memory", lambda: needed)
@@ -649,3 +651,168 @@ def test_one_signal_asks_and_leaves_no_thread_or_handle_behind():
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked()
     assert len(os.listdir("/proc/self/fd")) == count and signal.set_wakeup_fd(-1) == -1
+
+
+# ------------------------------------------------------------------ what a file may ask for
+
+
+def forget() -> None:
+    sys.modules.pop("evil_module", None)
+    gym.registry.pop("Evil-v0", None)
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """A run whose environment is in a module beside it, which says when it is imported."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    text = "import gymnasium as gym\nfrom test_run import Corridor\nopen({!r}, 'a').close()\n"
+    text += "gym.register('Evil-v0', lambda: Corridor())\n"
+    (tmp_path / "evil_module.py").write_text(text.format(str(tmp_path / "imported")))
+    out = broken_off(monkeypatch, ["--env", "evil_module:Evil-v0"], tmp_path / "run")
+    (tmp_path / "imported").unlink()
+    forget()
+    yield out
+    forget()
+
+
+@pytest.mark.filterwarnings("ignore:the checkpoint at step 40 was made with")
+def test_no_file_has_a_module_imported(hostile, tmp_path, capsys):
+    imported, named, run = tmp_path / "imported", ["--env", "evil_module:Evil-v0"], str(hostile)
+    saved, bundle = str(tmp_path / "saved"), str(tmp_path / "bundle")
+    maxinforl.load(hostile).save(saved)
+    train = ["train", "--config", str(hostile / "config.toml"), "--out", str(tmp_path / "again")]
+    for arguments in (["resume", run], ["eval", run], ["eval", saved], train):
+        assert cli.main(arguments) == 2
+        sentence = capsys.readouterr().err
+        assert "would import a module" in sentence and "--env" in sentence and sentence.count("\n") == 1
+    for learn in (lambda: maxinforl.resume(run), lambda: maxinforl.load(run).learn(1), maxinforl.load(run).evaluate):
+        with pytest.raises(BadInput, match="would import a module"):
+            learn()
+    assert cli.main(["eval", run, "--env", "other:Evil-v0"]) == 2
+    for arguments in (
+        ["inspect", run],
+        ["report", run, "--out", str(tmp_path / "r.html")],
+        ["export", run, "--out", bundle],
+    ):
+        assert cli.main(arguments) == 0
+    assert not imported.exists() and "evil_module" not in sys.modules
+    assert cli.main(["eval", run, "--episodes", "1", *named]) == 0 and imported.exists()
+    assert maxinforl.load(run, env=named[1]).evaluate(1).returns.shape == (1,)
+    assert cli.main(["resume", run, *named]) == 0
+    assert CheckpointStore(hostile / "checkpoints").steps()[-1] == 60
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "d[" / "b]")
+    edited(out, 'algo = "sac"', 'algo = "[/x]$$"')
+    shutil.rmtree(out / "checkpoints")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 0
+    printed = said(capsys)
+    assert "[/x]$$ on Corridor-v0" in printed and f"results in {out}" in printed
+    assert cli.main(["eval", str(out)]) == 0
+    assert "[/x]$$ on Corridor-v0" in said(capsys)
+
+
+# ------------------------------------------------------------------ paths that cannot be used
+
+
+def locked(monkeypatch, *paths: Path) -> None:
+    """Directories that the system lets nobody look into; as root, permissions alone would not."""
+
+    def guard(call):
+        def asked(path, *args, **kwargs):
+            at = path if isinstance(path, (str, Path)) else ""
+            if any(inner in (Path(at), *Path(at).parents) and Path(at) != inner for inner in paths):
+                raise PermissionError(errno.EACCES, "Permission denied", str(at))
+            if call.__name__ in ("scandir", "listdir") and Path(at) in paths:
+                raise PermissionError(errno.EACCES, "Permission denied", str(at))
+            return call(path, *args, **kwargs)
+
+        return asked
+
+    for name in ("stat", "lstat", "open", "scandir", "listdir", "mkdir"):
+        monkeypatch.setattr(os, name, guard(getattr(os, name)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["resume"], ["eval"], ["inspect"], ["export"], ["train", *IDLE, "--out"], ["report"]],
+    ids=lambda c: c[0],
+)
+def test_a_directory_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys, command):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        locked(patch, out)
+        assert cli.main([*command, str(out)]) == 2
+    sentence = capsys.readouterr().err
+    assert str(out) in sentence and "permission denied" in sentence and sentence.count("\n") == 1
+
+
+def test_a_run_that_cannot_be_read_does_not_end_a_report(tmp_path, monkeypatch):
+    for name in ("good", "locked"):
+        broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "runs" / name)
+    with monkeypatch.context() as patch:
+        locked(patch, tmp_path / "runs/locked")
+        assert cli.main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "r.html")]) == 0
+    assert f"{tmp_path / 'runs/locked'}" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize("out", ["/dev/null", "/dev/null/x", "a" * 300, "b/" + "a" * 300])
+def test_a_path_that_no_run_can_have_is_one_sentence(tmp_path, monkeypatch, capsys, out):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["train", "--env", "Corridor-v0", *IDLE, "--steps", "5", "--out"],
+        ["resume"],
+        ["eval"],
+        ["inspect"],
+    ):
+        assert cli.main([*arguments, out]) == 2
+        sentence = capsys.readouterr().err
+        assert out[:10] in sentence and sentence.count("\n") == 1
+
+
+@pytest.mark.parametrize("where", ["config.toml/x.html", "config.toml/x/y.html", "a" * 300 + ".html"])
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys, where):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    capsys.readouterr()
+    assert cli.main(["report", str(out), "--out", str(out / where)]) in (2, 3)
+    sentence = capsys.readouterr().err
+    assert str(out) in sentence and sentence.count("\n") == 1
+    with pytest.raises(RunFailed, match="cannot be written"):
+        figures.save(figures.canvas()[0], out / "config.toml/figure.png")
+
+
+@pytest.mark.parametrize(("where", "code"), [("saved_runs", 3), ("holds_run", 2)])
+def test_an_error_of_the_system_is_one_sentence(tmp_path, monkeypatch, capsys, where, code):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    capsys.readouterr()
+
+    def fails(*_):
+        raise OSError(errno.EMFILE, "Too many open files", str(out / "eval.csv"))
+
+    monkeypatch.setattr(command, where, fails)
+    assert cli.main(["resume", str(out)]) == code
+    assert capsys.readouterr().err == f"maxinforl: {out / 'eval.csv'} cannot be used: too many open files\n"
+
+
+# ------------------------------------------------------------------ networks that do not fit
+
+
+def test_networks_that_do_not_fit_are_refused_before_anything_is_taken(tmp_path, monkeypatch, capsys):
+    huge = ["--set", "base.hidden=[1000000,1000000]"]
+    assert cli.main(["train", "--env", "Corridor-v0", *IDLE, *huge, "--out", str(tmp_path / "huge")]) == 2
+    assert "GB are free" in capsys.readouterr().err and not (tmp_path / "huge").exists()
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    edited(out, "hidden = [\n    16,\n    16,\n]", "hidden = [1_000_000, 1_000_000]")
+    shutil.rmtree(out / "checkpoints")
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 2
+    sentence = capsys.readouterr().err
+    assert "GB are free" in sentence and sentence.count("\n") == 1
+    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (1_000_000, 1_000_000)})
+    for use in (lambda: agent.learn(1), lambda: agent.predict(np.zeros(2))):
+        with pytest.raises(BadInput, match="GB are free"):
+            use()

@@ -566,10 +566,70 @@ def test_a_directory_that_holds_a_run_is_kept(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "maxinforl resume" in said and "--overwrite" in said
     assert cli.main([*command, "--overwrite"]) == 0
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("keep me")
-    assert cli.main([*command[:-1], str(tmp_path / "mine"), "--overwrite"]) in (0, 2)
-    assert (tmp_path / "mine/notes.txt").read_text() == "keep me"
+
+
+OVERWRITE = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "20", *FLAGS, "--overwrite", "--out"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"notes.txt": "keep me"},
+        {"config.toml": "[tool]\nname = 'mine'", "src.py": "keep me"},
+        {"config.toml": "[tool]\nname = 'mine'", "metrics.jsonl": "keep me", "checkpoints/a.pt": "keep me"},
+        {"config.toml": "not toml", "checkpoints/a.pt": "keep me"},
+        {"config.toml": "format = 1", "thesis.tex": "keep me"},
+        {"seed-0/config.toml": "", "seed-0/eval.csv": "keep me"},
+    ],
+)
+def test_overwriting_leaves_what_is_no_run(tmp_path, capsys, names):
+    for name, text in names.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for command in (OVERWRITE, [flag for flag in OVERWRITE if flag != "--overwrite"]):
+        assert cli.main([*command, str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert "holds no run: name another directory" in said and "--overwrite" not in said and said.count("\n") == 1
+    assert {name: (tmp_path / name).read_text() for name in names} == names
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "seed-1/notes.txt", "seed-1/config.toml", "seed-x", "bad-batch-x"])
+def test_overwriting_a_run_refuses_before_anything_is_removed(tmp_path, capsys, name):
+    make("sac").learn(20, out=tmp_path / "run")
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "run" / name).write_text("mine = 1")
+    before = sorted((tmp_path / "run").rglob("*"))
+    assert cli.main([*OVERWRITE, str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} was not written by a run" in said and said.count("\n") == 1
+    assert sorted((tmp_path / "run").rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["", "not toml"])
+def test_a_run_whose_configuration_is_damaged_can_be_overwritten(tmp_path, capsys, text):
+    make("sac").learn(20, out=tmp_path / "run")
+    (tmp_path / "run/config.toml").write_text(text)
+    (tmp_path / "run/bad-batch-7.safetensors").write_text("")
+    assert cli.main([*OVERWRITE, str(tmp_path / "run")]) == 0
+    assert read_run(tmp_path / "run")[0].steps == 20 and not (tmp_path / "run/bad-batch-7.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        ("", "is not the configuration of a run"),
+        ("format = 0", "is not the configuration of a run"),
+        ("format = true", "is not the configuration of a run"),
+        ("format = 2", "is of a newer format"),
+    ],
+)
+def test_a_format_that_no_run_has_is_told_from_a_newer_one(tmp_path, capsys, new, words):
+    make("sac").learn(20, out=tmp_path / "run")
+    path = tmp_path / "run/config.toml"
+    path.write_text(path.read_text().replace("format = 1", new))
+    for command in ("resume", "eval"):
+        assert cli.main([command, str(tmp_path / "run")]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_stops_or_is_skipped(tmp_path, capsys):

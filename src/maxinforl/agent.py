@@ -30,7 +30,7 @@ from maxinforl.training import checkpoint
 from maxinforl.training.compiled import CompiledTrainer, is_pure
 from maxinforl.training.evaluate import Evaluation, Evaluator
 from maxinforl.training.lock import RunLock
-from maxinforl.training.loop import Trainer, agent_arrays, agent_from, spec_of
+from maxinforl.training.loop import Trainer, agent_arrays, agent_from, check_memory, spec_of
 from maxinforl.training.progress import Progress
 from maxinforl.training.run import Drive, Run
 from maxinforl.training.store import CheckpointStore
@@ -50,6 +50,13 @@ class Agent:
         self.trainer: Trainer | None = None
         self._loaded: dict[str, Any] | None = None
         self._asked = 0
+        self._given = True  # whether its environment is the caller's, and not what a file names
+
+    def _environment(self) -> EnvLike | None:
+        """What environments are made of; a file alone cannot have a module imported."""
+        if not self._given:
+            envs.check_name(self.env)
+        return self.env
 
     # ------------------------------------------------------------ learning
 
@@ -92,9 +99,10 @@ class Agent:
     def _trainer(self, steps: int) -> Trainer:
         """The one trainer of this agent, made by the first `learn`."""
         if self.trainer is None:
-            if self.env is None:
+            if (env := self._environment()) is None:
                 raise BadInput("this agent has no environment: pass one to load(directory, env=...)")
-            self.trainer = make_trainer(self.strategy, [self.settings], self.env, self.total_steps or steps)
+            check_memory(self.settings, steps, *self._spaces(), like=self._outline())
+            self.trainer = make_trainer(self.strategy, [self.settings], env, self.total_steps or steps)
             if self._loaded is not None:
                 self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
         elif self.trainer.step + steps > self.trainer.total and self.schedules:
@@ -114,7 +122,7 @@ class Agent:
     def _evaluator(self, settings: Settings) -> Evaluator | None:
         if settings.eval_episodes == 0:
             return None
-        source = self.eval_env or self.env
+        source = self.eval_env or self._environment()
         if not isinstance(source, str) and (isinstance(source, (gym.Env, VectorEnv)) or not callable(source)):
             if self.eval_env is None:
                 warnings.warn(
@@ -156,7 +164,7 @@ class Agent:
             if isinstance(self.env, VectorEnv):
                 self._known_spaces = (self.env.single_observation_space, self.env.single_action_space)
             else:
-                probe = envs.make(self.env, **env_options(self.settings))  # type: ignore[arg-type]
+                probe = envs.make(self._environment(), **env_options(self.settings))  # type: ignore[arg-type]
                 self._known_spaces = (probe.observation_space, probe.action_space)
                 if isinstance(self.env, str):
                     probe.close()
@@ -222,10 +230,14 @@ class Agent:
         return self._idle
 
     def _agent_state(self, program: Program) -> Any:
-        init = lambda: program.agent.init(stream(self.settings.seed, INIT), program.spec)  # type: ignore[arg-type]
-        if self._loaded is None:
-            return jax.jit(init)()
-        return agent_from(self._loaded["agent"], outline(init))
+        if self._loaded is not None:
+            return agent_from(self._loaded["agent"], self._outline())
+        check_memory(self.settings, 0, *self._spaces(), like=self._outline())
+        return jax.jit(lambda: program.agent.init(stream(self.settings.seed, INIT), program.spec))()  # type: ignore[arg-type]
+
+    def _outline(self) -> Any:
+        """The state of its strategy as shapes and types."""
+        return outline(lambda: self.strategy.init(stream(0, INIT), self.spec))  # type: ignore[arg-type]
 
     def _clock(self) -> Any:
         return clock(**self._loaded["clock"]) if self._loaded else clock()
@@ -250,12 +262,12 @@ class Agent:
 
 
 def outline(init: Callable[[], Any]) -> Any:
-    """Shapes and types of what `init` would make of a configuration from a file, which may be any."""
+    """Shapes and types of what `init` would make of a configuration, which may be any."""
     try:
         return jax.eval_shape(init)
     except Exception as error:
         why = files.shown(f"{type(error).__name__}: {error}".split("\n")[0])
-        raise BadInput(f"no agent can be made of the saved configuration ({why}): restore it from a copy") from error
+        raise BadInput(f"no agent can be made of the configuration ({why}): correct or restore it") from error
 
 
 def make_trainer(
@@ -345,9 +357,11 @@ def check_fit(strategy: Strategy, agent: Agent) -> None:
 def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[type] = ()) -> Agent:
     """An agent from a run directory or from what `Agent.save` wrote; nothing in the files is executed."""
     path = Path(directory)
-    if not path.is_dir():
-        raise BadInput(f"{path} is not a directory: give a run directory or what Agent.save wrote")
-    if (path / SAVED).exists():
+    with files.reading(path):
+        if not path.is_dir():
+            raise BadInput(f"{path} is not a directory: give a run directory or what Agent.save wrote")
+        saved = (path / SAVED).exists()
+    if saved:
         arrays, meta = files.load_arrays(path / SAVED)
         return _from_saved(arrays, meta, path / SAVED, env, custom)
     if (path / "config.toml").exists():
@@ -358,12 +372,15 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
 
 
 def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
-    if not isinstance(meta.get("format"), int) or meta["format"] > FORMAT:
+    if type(meta.get("format")) is not int or meta["format"] < 1:
+        raise BadInput(f"{path} is not a saved agent: name what Agent.save wrote")
+    if meta["format"] > FORMAT:
         raise BadInput(f"{path} was written by a newer maxinforl ({meta.get('maxinforl')}): upgrade to load it")
     try:
         strategy = config.from_plain(meta["agent"], custom=custom)
         settings = read_settings(meta["settings"])
         agent = Agent(settings, strategy, env or meta["env"])
+        agent._given = agent.env is env
         agent._known_spaces = read_spaces(meta["spaces"])
         agent._loaded = {"agent": arrays, "clock": read_clock(meta["clock"])}
     except (KeyError, TypeError, AttributeError) as error:
@@ -380,6 +397,7 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
         warnings.warn(sentence, stacklevel=3)
     agent = Agent(settings, strategy, env or (settings.env if plain.get("by_name", True) else None))
+    agent._given = agent.env is env
     agent._known_spaces = read_spaces(plain["spaces"])
     arrays, counters = (checkpoint.part(saved, name) for name in ("agent/", "clock/"))
     agent._loaded = {"agent": arrays, "clock": read_clock(counters)}

@@ -87,6 +87,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag(f.name), **options)
 
 
+def add_env(parser: argparse.ArgumentParser) -> None:
+    """The environment of what is loaded, which a file alone may not have imported."""
+    parser.add_argument("--env", help="the run's own environment, where its name is MODULE:NAME", metavar="NAME")
+
+
 def seed_range(text: str) -> list[int]:
     """'0-4', '0,2,5' or '3'."""
     try:
@@ -148,6 +153,7 @@ def parser() -> Parser:
     evaluate.add_argument(
         "--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N", help="episodes to play"
     )
+    add_env(evaluate)
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
     listing.add_argument("--envs", action="store_true", help="the environments this library names")
@@ -204,6 +210,7 @@ def add_tools(commands: Any) -> None:
         "--to", default="numpy", help="numpy (a runner that needs only NumPy; default) or onnx", metavar="FORMAT"
     )
     export.add_argument("--out", help="directory for the bundle (default: DIR-numpy or DIR-onnx)", metavar="BUNDLE")
+    add_env(export)
 
     inspect = commands.add_parser("inspect", help="explain a run: curve, exploration, calibration, advice")
     inspect.add_argument("directory", metavar="DIR", help="directory of one run, with or without checkpoints")
@@ -241,6 +248,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PREEMPTED
     except BrokenPipeError:
         return DONE
+    except OSError as error:
+        from maxinforl.files import told
+
+        print(f"maxinforl: {told(error)}", file=sys.stderr)
+        return BAD_INPUT
 
 
 @contextmanager
@@ -279,14 +291,16 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 def settings_from(args: argparse.Namespace) -> Any:
     from maxinforl import files
     from maxinforl.agent import read_settings
+    from maxinforl.envs import check_name
 
     table = {}
     if args.config is not None:
         if not Path(args.config).is_file():
             raise BadInput(f"--config {args.config} is not a file")
         table = files.read_toml(args.config)
-        table = table.get("settings", table)
-    base = read_settings(table)
+    base = read_settings(table.get("settings", table))
+    if "settings" in table:  # it is the configuration of a run
+        check_name(base.env, args.env)
     given = given_settings(args)
     if "algo" in given:
         base = (
@@ -311,7 +325,7 @@ def train(args: argparse.Namespace) -> int:
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
         check_same(runs)
-        return command.resume(out, {}, override=False)
+        return command.resume(out, {"env": settings.env}, override=False)
     check_free(out, args.overwrite)
     return command.train(runs, out, overwrite=args.overwrite)
 
@@ -329,7 +343,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from maxinforl.training import command
 
     check_count("episodes", args.episodes, 1)
-    return command.evaluate(Path(args.directory), args.episodes)
+    return command.evaluate(Path(args.directory), args.episodes, args.env)
 
 
 def listing(args: argparse.Namespace) -> int:
@@ -397,10 +411,11 @@ def reproduce(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     prepare_jax()
-    from maxinforl import deploy, load
+    from maxinforl import deploy
+    from maxinforl.training.command import loaded
 
     out = args.out or f"{Path(args.directory)}-{args.to}"
-    took = deploy.export(load(args.directory), args.to, out)
+    took = deploy.export(loaded(Path(args.directory), args.env), args.to, out)
     print(f"wrote {out}: one action takes {took.median:.3f} ms (median), {took.p99:.3f} ms (99th percentile)")
     return DONE
 

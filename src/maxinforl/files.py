@@ -55,12 +55,22 @@ MEANING = {
     errno.EPERM: "the operation is not permitted, choose another directory or change its permissions",
     errno.EIO: "the disk reports an input/output error, check the hardware",
     errno.ELOOP: "it is a symbolic link, put the file itself there",
+    errno.ENAMETOOLONG: "its name is too long, choose a shorter one",
+    errno.ENOTDIR: "a part of its path is not a directory, choose another",
 }
 
 
 def meaning(error: OSError) -> str:
     """What an operating system error means to a user."""
     return MEANING.get(error.errno or 0) or (error.strerror or type(error).__name__).lower()
+
+
+def told(error: OSError) -> str:
+    """One sentence about an operating system error that nothing nearer to it explained."""
+    if error.errno is None:
+        return shown(f"{type(error).__name__}: {error}")
+    named = isinstance(error.filename, (str, bytes))
+    return f"{shown(os.fsdecode(error.filename))} cannot be used: {meaning(error)}" if named else meaning(error)
 
 
 def shown(text: PathLike) -> str:
@@ -92,6 +102,17 @@ def writing(path: PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFailed(f"{shown(path)} cannot be written: {meaning(error)}") from None
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Turn an operating system error that a run meets into the one sentence that ends it."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever read what it prints has left
+        raise
+    except OSError as error:
+        raise RunFailed(told(error)) from None
 
 
 # --- names -------------------------------------------------------------------------------------------------------

@@ -53,8 +53,8 @@ def surroundings(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
     if not isinstance(agent.env, str):
         return whole, None
     try:
-        env = envs.make(agent.env, **env_options(agent.settings))
-    except BadInput:  # an extra that this machine lacks: the policy itself is complete without it
+        env = envs.make(agent._environment(), **env_options(agent.settings))  # type: ignore[arg-type]
+    except BadInput:  # an extra that this machine lacks, or a module that only a file asks for: the policy is complete
         return whole, None
     try:
         return (whole if agent.spec.pixels else parts_of(env)), rate_of(env)

@@ -8,7 +8,7 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from maxinforl.envs.fault import Caller, Fault, Watchdog
-from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, construct, default_action_repeat
+from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
 from maxinforl.envs.vector import VectorPool
@@ -27,6 +27,7 @@ __all__ = [
     "VectorPool",
     "Watchdog",
     "catalogue",
+    "check_name",
     "default_action_repeat",
     "env_name",
     "episode_seed",

@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from maxinforl.envs import gl
 from maxinforl.errors import BadInput, missing_extra, unknown
+from maxinforl.files import shown
 
 RENDER_SIZE = 256
 PIXELS, DMC, BRAX, JAX = "pixels/", "dmc/", "brax/", "jax/"
@@ -76,6 +77,16 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
     if "mujoco" in sys.modules:
         gl.log_warnings(sys.modules["mujoco"])
     return env
+
+
+def check_name(name: object, given: object = None) -> None:
+    """Refuses a name out of a file for which Gymnasium would import a module, unless the user gave that very name."""
+    if isinstance(name, str) and ":" in name and name != given:
+        raise BadInput(
+            f"the environment '{shown(name)}' would import a module that a file names: if you trust it, repeat the "
+            "name yourself, with --env or in Python env=",
+            "reliability.md#files-that-others-wrote",
+        )
 
 
 def default_action_repeat(name: object) -> int:

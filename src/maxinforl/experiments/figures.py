@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import ArrayLike
 
 from maxinforl.experiments.statistics import mean_se
+from maxinforl.files import make_directory, writing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,9 +69,10 @@ def canvas(rows: int = 1, columns: int = 1, width: float = 3.4, height: float = 
 def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure in the format of its suffix, without dates: equal data give equal files."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     undated = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    figure.savefig(path, metadata=undated.get(path.suffix[1:]))
+    with writing(path):
+        figure.savefig(path, metadata=undated.get(path.suffix[1:]))
     return path
 
 

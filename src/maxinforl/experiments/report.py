@@ -30,7 +30,7 @@ from maxinforl.experiments.summary import (
     label_runs,
     summarise,
 )
-from maxinforl.files import MiB, shown, write_atomic
+from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
 
 TABS = {
     "overview": "Overview",
@@ -52,8 +52,9 @@ def report(paths: Paths, out: str | os.PathLike[str]) -> Path:
     """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory."""
     summary = _summary(paths)
     out = Path(out)
-    out = out / "report.html" if out.is_dir() or not out.suffix else out
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with reading(out):
+        out = out / "report.html" if out.is_dir() or not out.suffix else out
+    make_directory(out.parent)
     write_atomic(out, (part.encode() for part in render(summary)))
     return out
 
@@ -141,7 +142,9 @@ def _videos(summary: Summary) -> str:
     parts, left = [], VIDEOS_LIMIT
     for run, video in [(r, v) for r in summary.runs for v in r.videos]:
         caption, size = f"{run.algo} on {run.env}, seed {run.seed}: {video.name}", video.stat().st_size
-        if size <= min(VIDEO_LIMIT, left):
+        if not os.access(video, os.R_OK):
+            player, caption = "", f"{caption} (cannot be read: {video})"
+        elif size <= min(VIDEO_LIMIT, left):
             left -= size
             content = base64.b64encode(video.read_bytes()).decode()
             source = f'src="data:video/mp4;base64,{content}"'

@@ -129,7 +129,11 @@ def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     children = _subfolders(folder)
     names = {entry.name for entry in children}
     seeds = any(name.startswith("seed-") for name in names)
-    has = {name: (folder / name).exists() for name in ("config.toml", "metrics.jsonl", "eval.csv")}
+    try:
+        has = {name: (folder / name).exists() for name in ("config.toml", "metrics.jsonl", "eval.csv")}
+    except OSError:  # whoever reads it says why that cannot be
+        yield folder
+        return
     if has["metrics.jsonl"] or has["eval.csv"] or (has["config.toml"] and not seeds):
         yield folder
         children = [entry for entry in children if entry.name.startswith("seed-")]

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend import core
 from jax.interpreters import partial_eval
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from maxinforl import files
@@ -319,11 +320,11 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
     with console.status("building and timing, interleaved"):
         rows = bench(seeds)
     for settings, row in zip(seeds, rows) if start else ():
-        with console.status(f"starting {row.algo} in a process of its own"), TemporaryDirectory() as cache:
+        with console.status(f"starting {escape(row.algo)} in a process of its own"), TemporaryDirectory() as cache:
             row.cold_s = startup(row.algo, settings.env, Path(cache))
             row.warm_s = startup(row.algo, settings.env, Path(cache))
     if json_file is not None:  # first, so that nothing is lost where the reader of the table leaves early
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
-        console.print(f"wrote {json_file}")
+        console.print(f"wrote {json_file}", highlight=False, markup=False, soft_wrap=True)
     console.print(table(rows))
     console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of up to 150 repeats")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments import figures
 from maxinforl.experiments.statistics import difference, mean_se
+from maxinforl.files import make_directory
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -754,8 +755,7 @@ def reproduce(figure: str, out: str | Path, scale: float = 1.0) -> list[Verdict]
         raise unknown("theory figure", figure, REPRODUCE)
     if not 0 < scale <= 1:
         raise BadInput(f"scale {scale:g} is not in (0, 1]")
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = make_directory(out)
     verdicts = REPRODUCE[figure](out, scale)
     (out / "verdicts.json").write_text(json.dumps(verdicts, indent=2, allow_nan=False) + "\n")
     flag = "" if scale == 1 else f" --scale {scale:g}"

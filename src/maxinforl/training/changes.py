@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 
 from maxinforl import config, files
-from maxinforl.core.update import INIT, stream
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import FIXED, Settings, check_updates, flag
@@ -95,8 +94,8 @@ def shapes(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any
 
 def outlined(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any:
     """An agent of a run's configuration as shapes and types."""
-    from maxinforl.agent import Agent, outline, read_spaces
+    from maxinforl.agent import Agent, read_spaces
 
     agent = Agent(settings, strategy, None)
     agent._known_spaces = read_spaces(table["spaces"])
-    return outline(lambda: strategy.init(stream(0, INIT), agent.spec))  # type: ignore[arg-type]
+    return agent._outline()

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from maxinforl import files
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
-from maxinforl.envs import Caller, Watchdog
+from maxinforl.envs import Caller, Watchdog, check_name
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
@@ -31,9 +33,9 @@ from maxinforl.training.run import Drive, Run
 console = Console()
 
 
-def say(text: str) -> None:
-    """A line that is not broken where no terminal asks for it."""
-    console.print(text, highlight=False, soft_wrap=True)
+def say(text: str | Text, style: str | None = None) -> None:
+    """A line that is not broken where no terminal asks for it, with names as they are."""
+    console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
 def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
@@ -43,13 +45,13 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     check_fit(strategy, first)
     check_extras(settings)
     compiles(settings, settings.env)
-    check_memory(settings, settings.steps, first.observation_space, first.action_space, len(runs))
+    check_memory(settings, settings.steps, *first._spaces(), len(runs), first._outline())
     if overwrite and out.exists():
         clear(out)
     together = [s.seed for s, _ in runs] if len(runs) > 1 else []
     for settings, directory in runs:
         open_run(directory, *resolve(settings), first.observation_space, first.action_space, together=together)
-    return carry_on([directory for _, directory in runs])
+    return carry_on([directory for _, directory in runs], settings.env)
 
 
 def replay_of(given: dict[str, Any]) -> int:
@@ -59,13 +61,17 @@ def replay_of(given: dict[str, Any]) -> int:
     return replay_bytes(settings, settings.steps, agent.observation_space, agent.action_space)
 
 
-def carry_on(directories: list[Path]) -> int:
-    """Takes runs that train together to their end; 75 when a signal or the clock stopped them."""
+def carry_on(directories: list[Path], env: str | None = None) -> int:
+    """Takes runs that train together to their end; 75 when a signal or the clock stopped them.
+
+    `env` is the name of their environment where the user gave it.
+    """
     with ExitStack() as locks, signals(ends_process=True) as asked:
         for directory in directories:
             locks.enter_context(RunLock(directory))
-        if continue_runs(directories, asked):
-            return 0
+        with files.running():
+            if continue_runs(directories, asked, env):
+                return 0
     whole = directories[0] if len(directories) == 1 else directories[0].parent
     say(f"stopped: continue with `maxinforl resume {whole}`")
     return PREEMPTED
@@ -77,9 +83,8 @@ def describe(trainer: Trainer, directories: list[Path]) -> None:
     ensemble = f", {s.uncertainty} ensemble" if hasattr(trainer.strategy, "intrinsic") else ""
     which = f"seed {s.seed}" if trainer.alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = directories[0] if trainer.alone else directories[0].parent
-    say(
-        f"[bold]{title(s)}[/] on [bold]{s.env}[/], {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
-    )
+    rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
+    say(Text.assemble((title(s), "bold"), " on ", (s.env, "bold"), rest))
 
 
 def check_extras(settings: Settings) -> None:
@@ -126,7 +131,7 @@ def show(member: Member, directory: Path) -> None:
         if member.trainer.alone:
             table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
             for r in rows if len(rows) <= 12 else rows[:: len(rows) // 10]:
-                table.add_row(r[0], r[1], f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
+                table.add_row(*map(escape, r[:2]), f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
             console.print(table)
         else:
             say(f"seed {settings.seed}: return {float(rows[-1][3]):.1f} ± {float(rows[-1][4]):.1f}")
@@ -149,7 +154,7 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
                 f"use `maxinforl resume {directory.parent}`"
             )
         changes.ask([directory], given, override)
-        return carry_on([directory])
+        return carry_on([directory], given.get("env"))
     there = [inside(directory, path.name) for path in directory.glob("seed-*")]
     there.sort(key=lambda path: (len(path.name), path.name))
     changes.ask(there, given, override)
@@ -158,12 +163,12 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
         group = [path] if seeds == (path.name,) else [inside(directory, f"seed-{seed}") for seed in seeds]
         if missing := [path for path in group if not holds_run(path)]:
             raise BadInput(f"{missing[0]} is missing, and the seeds of {directory} train together")
-        if (code := carry_on(group)) != 0:
+        if (code := carry_on(group, given.get("env"))) != 0:
             return code
     return 0
 
 
-def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
+def continue_runs(directories: list[Path], asked: Callable[[], bool], env: str | None = None) -> bool:
     """From the newest step that every seed has a good checkpoint of, or from step 0; False when stopped early."""
     saved = saved_runs(directories)
     first = saved.settings[0]
@@ -177,12 +182,13 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool]) -> bool:
         whole = directories[0] if len(directories) == 1 else directories[0].parent
         say(f"{whole} is finished: {saved.step} of {first.steps} steps")
         return True
+    check_name(first.env, env)
     trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps, bool(saved.checkpoints))
     describe(trainer, directories)
     calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
     with Watchdog(first.env_timeout, calling):
         for sentence in take_up(trainer, saved):
-            say(f"[yellow]{escape(sentence)}[/]")
+            say(sentence, "yellow")
         runs = [prepare(member, directory, saved) for member, directory in zip(trainer.members, directories)]
         if not first.workers or first.video:
             calling += [run.evaluator for run in runs if run.evaluator is not None]
@@ -195,7 +201,7 @@ def prepare(member: Member, directory: Path, saved: Saved) -> Run:
     step, store = saved.step, saved.stores[member.index]
     recorder, said = cut_back(directory, settings, saved, member.index)
     for sentence in said:
-        say(f"[yellow]{escape(sentence)}[/]")
+        say(sentence, "yellow")
     if step is not None:
         say(f"resuming {directory} at step {step} of {settings.steps}")
     elif begun:
@@ -207,9 +213,17 @@ def prepare(member: Member, directory: Path, saved: Saved) -> Run:
     return Run(member, evaluator, directory, optional_sinks(settings, directory), recorder, store)
 
 
-def evaluate(directory: Path, episodes: int) -> int:
+def loaded(directory: Path, env: str | None) -> Agent:
+    """The agent of a directory; `env` is the name of its environment where the user gave it."""
+    agent = load(directory, env=env)
+    if env not in (None, agent.settings.env):
+        raise BadInput(f"{directory} was trained on {agent.settings.env} and not on {env}: leave --env out")
+    return agent
+
+
+def evaluate(directory: Path, episodes: int, env: str | None = None) -> int:
     """Deterministic episodes of a trained agent, printed."""
-    agent = load(directory)
+    agent = loaded(directory, env)
     result = agent.evaluate(episodes)
     say(
         f"{title(agent.settings)} on {agent.settings.env}: return {result.returns.mean():.1f} "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,14 @@ from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, title
 from maxinforl.training.lock import LOCK, RunLock
-from maxinforl.training.store import xla_threads
+from maxinforl.training.store import CheckpointStore, xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
+WRITTEN = re.compile(  # what runs put into their directories
+    r"config\.toml|metrics\.jsonl|eval\.csv|checkpoints|states\.npz|(curve|phase)\.png|videos|tensorboard|wandb|"
+    rf"bad-batch-\d+\.safetensors|{re.escape(LOCK)}|{re.escape(files.TEMPORARY)}\w+"
+)
 OWN: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, and what they must be
     "by_name": lambda value: isinstance(value, bool),
     "planned": lambda value: type(value) is int and 0 < value < 2**31,
@@ -39,29 +43,69 @@ def next_directory(root: Path = Path("runs")) -> Path:
 
 
 def check_free(out: Path, overwrite: bool = False) -> None:
-    """Refuses a directory that already holds a run, or anything else."""
-    if out.is_file():
-        raise BadInput(f"--out {out} is a file: name a directory")
-    if overwrite or not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
-        return
-    if holds_run(out):
+    """Refuses a directory that already holds a run, or anything else; with `overwrite` only the latter."""
+    with files.reading(out):
+        if out.exists() and not out.is_dir():
+            raise BadInput(f"--out {files.shown(out)} is a file: name a directory")
+        if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+            return
+        own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
+    if not own:
+        raise BadInput(f"{files.shown(out)} is not empty and holds no run: name another directory")
+    if not overwrite:
         raise BadInput(f"{out} already holds a run: continue it with `maxinforl resume {out}`, or add --overwrite")
-    raise BadInput(f"{out} is not empty and holds no run: name another directory")
+    with files.reading(out):
+        if found := next(strangers(out), None):
+            raise BadInput(f"{files.shown(found)} was not written by a run: move it, or name another directory")
 
 
 def holds_run(path: Path) -> bool:
-    return (path / "config.toml").exists() or any(path.glob("seed-*/config.toml"))
+    """Whether there is a configuration to read, be it good or not."""
+    with files.reading(path):
+        return (path / "config.toml").exists() or any(path.glob("seed-*/config.toml"))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory's config.toml is that of a run; one that is damaged is, where a run's logs are beside it."""
+    if not os.path.lexists(path / "config.toml"):
+        return False
+    try:
+        table = files.read_toml(path / "config.toml")
+    except BadInput:
+        table = {}
+    if table:
+        return of_run(table)
+    return (path / "metrics.jsonl").is_file() or bool(CheckpointStore(path / "checkpoints").steps())
+
+
+def of_run(table: dict[str, Any]) -> bool:
+    """Whether a table is one that some version writes to a run's config.toml."""
+    version, tables = table.get("format"), (table.get("settings"), table.get("agent"))
+    return type(version) is int and version > 0 and all(isinstance(part, dict) for part in tables)
+
+
+def strangers(path: Path) -> Iterator[Path]:
+    """What no run writes in a directory or in those of its seeds."""
+    for entry in sorted(path.iterdir()):
+        seed = re.fullmatch(r"seed-\d+", entry.name)
+        if seed and entry.is_dir() and not entry.is_symlink():
+            yield from strangers(entry)
+        elif entry.name == "config.toml":
+            yield from [] if is_run(path) else [entry]
+        elif not WRITTEN.fullmatch(entry.name) and not (seed and entry.is_symlink()):  # of which only the link goes
+            yield entry
 
 
 def clear(out: Path) -> None:
-    """Removes the run that a directory holds, and nothing that is not a run's; refused while a process has it."""
-    if holds_run(out):
-        for config_file in (*out.glob("config.toml"), *out.glob("seed-*/config.toml")):
-            if config_file.parent == out or not config_file.parent.is_symlink():  # a link is removed, not what it names
-                with RunLock(config_file.parent):
-                    pass
+    """Removes the run that a directory holds; refused while a process has it, or where anything else is there."""
+    check_free(out, overwrite=True)
+    for config_file in (*out.glob("config.toml"), *out.glob("seed-*/config.toml")):
+        if config_file.parent == out or not config_file.parent.is_symlink():
+            with RunLock(config_file.parent):
+                pass
+    with files.writing(out):
         for entry in out.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            files.remove(entry)
 
 
 def commit() -> str:
@@ -112,7 +156,10 @@ def open_run(
     from maxinforl.agent import plain_settings, plain_spaces
 
     check_free(out)
-    files.make_directory(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{files.shown(out)} cannot be made: {files.meaning(error)}") from None
     table = {
         "format": FORMAT,
         "algo": title(settings),
@@ -140,7 +187,9 @@ def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strateg
     from maxinforl.agent import read_settings, read_spaces
 
     table = files.read_toml(files.inside(path, "config.toml"))
-    if not isinstance(table.get("format"), int) or table["format"] > FORMAT:
+    if type(table.get("format")) is not int or table["format"] < 1:
+        raise BadInput(f"{path / 'config.toml'} is not the configuration of a run: name a run, or restore its copy")
+    if table["format"] > FORMAT:
         raise BadInput(f"{path / 'config.toml'} is of a newer format: upgrade maxinforl to read it")
     for name in ("settings", "agent", "spaces"):
         if not isinstance(table.get(name), dict):

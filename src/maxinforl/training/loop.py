@@ -64,15 +64,20 @@ def replay_bytes(settings: Settings, steps: int, observation: Box, action: Box, 
     return seeds * settings.num_envs * rows_for(steps, settings) * frame
 
 
-def check_memory(settings: Settings, steps: int, observation: Box, action: Box, seeds: int = 1) -> int:
-    """Bytes the replay will take; refused before anything is taken when they are not there."""
-    needed, there = replay_bytes(settings, steps, observation, action, seeds), available_memory()
-    if there is not None and needed > 0.9 * there:
+def tree_bytes(tree: Any) -> int:
+    """Bytes of the arrays in a tree, or of those that it outlines."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def check_memory(settings: Settings, steps: int, observation: Box, action: Box, seeds: int = 1, like: Any = ()) -> None:
+    """Refuses, before anything is taken, what is more than there is: the replay, and an agent `like` that, per seed."""
+    replay, agent = replay_bytes(settings, steps, observation, action, seeds), seeds * tree_bytes(like)
+    there = available_memory()
+    if there is not None and replay + agent > 0.9 * there:
         raise BadInput(
-            f"the replay needs {needed / 1e9:.1f} GB and {there / 1e9:.1f} GB are free: lower --capacity or "
-            "--image-size"
+            f"the replay needs {replay / 1e9:.1f} GB, the agent {agent / 1e9:.1f} GB, and {there / 1e9:.1f} GB are free"
+            ": lower --capacity, --image-size or the networks (--set base.hidden)"
         )
-    return needed
 
 
 @dataclass

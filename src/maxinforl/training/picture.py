@@ -35,6 +35,11 @@ def write(figure, directory: Path, name: str) -> None:
     files.write_atomic(files.inside(directory, name), buffer.getvalue())
 
 
+def plain(name: str) -> str:
+    """A name as it is: Matplotlib would read dollar signs as formulas."""
+    return name.replace("$", r"\$")
+
+
 def curve_picture(directory: Path, algo: str, env: str) -> None:
     """curve.png from eval.csv."""
     rows = np.genfromtxt(files.inside(directory, "eval.csv"), delimiter=",", skip_header=1, ndmin=2)
@@ -42,7 +47,7 @@ def curve_picture(directory: Path, algo: str, env: str) -> None:
     step, mean, std = rows[:, 0], rows[:, 3], rows[:, 4]
     axes.plot(step, mean, color="#0b6e99", label=algo)
     axes.fill_between(step, mean - std, mean + std, color="#0b6e99", alpha=0.2, linewidth=0)
-    axes.set(xlabel="agent steps", ylabel="return of an evaluation", title=f"{algo} on {env}")
+    axes.set(xlabel="agent steps", ylabel="return of an evaluation", title=plain(f"{algo} on {env}"))
     write(figure, directory, "curve.png")
 
 
@@ -60,5 +65,5 @@ def phase_picture(directory: Path, env: str, order: np.ndarray, states: np.ndarr
     figure, axes = canvas()
     dots = axes.scatter(x, y, c=order, s=3, cmap="viridis", linewidths=0)
     figure.colorbar(dots, label="agent step")
-    axes.set(xlabel=x_name, ylabel=y_name, title=f"states visited on {env}")
+    axes.set(xlabel=x_name, ylabel=y_name, title=plain(f"states visited on {env}"))
     write(figure, directory, "phase.png")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from maxinforl.agent import Agent, EnvLike, load, make_trainer, plain_spaces, read_spaces
+from maxinforl.envs import check_name
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
@@ -52,12 +53,12 @@ def saved_runs(directories: list[Path], custom: Iterable[type] = ()) -> Saved:
     first = seeds[0]
     if any((replace(s, seed=0), other) != (replace(first, seed=0), strategy) for s, other, _ in found):
         raise BadInput(f"the seeds in {directories[0].parent} have settings that differ, so they cannot train together")
-    check_memory(first, first.steps, *read_spaces(found[0][2]["spaces"]), len(seeds))  # before any of it is taken
+    like = outlined(strategy, found[0][2], first)
+    check_memory(first, first.steps, *read_spaces(found[0][2]["spaces"]), len(seeds), like)  # before any of it is taken
     keep = first.keep if len(seeds) == 1 else max(2, first.keep)  # the last step that all have must survive
     stores = [CheckpointStore(inside(directory, "checkpoints"), keep) for directory in directories]
     saved = Saved(seeds, strategy, [table for _, _, table in found], stores, checkpoint.newest(stores) or [])
     if saved.checkpoints and saved.tables[0].get("by_name", True):  # before an agent of that configuration is made
-        like = outlined(strategy, saved.tables[0], first)
         for c in saved.checkpoints:
             check_arrays(checkpoint.part(c, "agent/"), like)
     return saved
@@ -99,7 +100,8 @@ def resume(
 ) -> Agent:
     """Takes a run to its end as if it had never stopped, and returns its agent.
 
-    A run on an environment of your own needs that environment again: `resume("runs/x", env=MyEnv)`.
+    A run on an environment of your own needs that environment again: `resume("runs/x", env=MyEnv)`, and so does one
+    whose environment is named `module:Name`, because that imports the module.
     """
     path = Path(directory)
     if not (path / "config.toml").exists():
@@ -113,6 +115,8 @@ def resume(
             raise BadInput(f"{path} was trained on an environment of your own: pass it as resume(..., env=...)", OWN)
         if saved.finished:
             return load(path, env=env, custom=custom)
+        if env is None:
+            check_name(settings.env)
         agent = Agent(settings, saved.strategy, settings.env if env is None else env, eval_env)
         if plain_spaces(agent.observation_space, agent.action_space) != table["spaces"]:
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
