@@ -17,12 +17,12 @@ from maxinforl.explore import Strategy
 from maxinforl.replay import LAST, Replay
 from maxinforl.settings import FIXED, Settings, flag
 from maxinforl.training import guard
+from maxinforl.training.fit import COLUMNS, check_saved
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, rows_for, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
 LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
 LOGS = "logs/"
-COLUMNS = ("obs", "action", "reward", "end", "age")
 
 
 def save(member: Member, store: CheckpointStore, wait: bool = False, logs: Mapping[str, np.ndarray] = {}) -> None:
@@ -126,6 +126,8 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
 
     Rows leave the list as soon as they are in the replay, so that no seed's are held twice.
     """
+    for c in checkpoints:
+        check_saved(trainer, c)
     like = jax.eval_shape(lambda: trainer.members[0].agent)
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
