@@ -504,7 +504,8 @@ def test_what_a_run_is_taken_up_from(going):
         else:
             own = {k: v for k, v in state.items() if i % 3 == 1 or not k.startswith("agent/")}
             state = {k: v for k, v in state.items() if k not in own} | strange(chance, own)
-        accepted += attempt(lambda case=replace(saved, state=state, rows=rows): take_up(case))
+        case = replace(saved, state=state, rows=rows)
+        accepted += attempt(lambda case=case: take_up(case))
     assert 10 < accepted < 150
     with pytest.raises(BadInput, match="lacks the replay"):
         take_up(replace(saved, rows=None))
@@ -528,8 +529,7 @@ def test_an_array_that_does_not_fit_is_named(going, name, array, words):
     if name.startswith("row/"):
         swap = lambda columns: {k: v for k, v in {**columns, name[4:]: array}.items() if v is not None}
         rows = rows._replace(lanes=[Lane(first, swap(columns)) for first, columns in rows.lanes])
-    state = {k: v for k, v in {**saved.state, **({} if rows is not saved.rows else {name: array})}.items()}
+    state = saved.state if name.startswith("row/") else {**saved.state, name: array}
+    state = {k: v for k, v in state.items() if v is not None}
     with pytest.raises(BadInput, match=words):
-        checkpoint.restore(
-            trainer, [replace(saved, state={k: v for k, v in state.items() if v is not None}, rows=rows)]
-        )
+        checkpoint.restore(trainer, [replace(saved, state=state, rows=rows)])

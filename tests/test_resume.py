@@ -663,7 +663,9 @@ def test_a_damaged_older_segment_costs_its_rows_and_not_the_run(tmp_path, monkey
     segment.write_bytes(segment.read_bytes()[:-1] + b"\xff")
     saved = saved_runs(sorted(out.glob("seed-*")) or [out])
     trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
-    lane = saved.checkpoints[0].rows.lanes[0]
+    rows = saved.checkpoints[0].rows
+    assert rows is not None
+    lane = rows.lanes[0]
     number = np.arange(lane.first, lane.head)[lane.columns["end"][:-1] != LAST]
     take_up(trainer, saved)
     replay = trainer.state.replay

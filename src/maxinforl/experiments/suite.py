@@ -392,7 +392,7 @@ def _seeds(value: Any) -> tuple[int, ...]:
     """A number of seeds, counted from 0, or a list of them."""
     if type(value) is int and value > MOST:
         raise BadInput(f"'seeds' is {value} where at most {MOST} are allowed")
-    seeds = list(range(value)) if type(value) is int else value
+    seeds: Any = list(range(value)) if type(value) is int else value
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
         raise BadInput(f"'seeds' must be a number of seeds or a list of different ones, not {files.shown(repr(value))}")
