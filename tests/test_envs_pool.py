@@ -231,6 +231,7 @@ FAULTS = {
     "no reward": (lambda obs, r: (obs, None), "reward is None"),
     "reward vector": (lambda obs, r: (obs, np.zeros(2)), "reward is array"),
     "NaN reward": (lambda obs, r: (obs, np.nan), "reward is nan"),
+    "huge reward": (lambda obs, r: (obs, 1e39), r"reward is 1e\+39, which is more than float32 holds"),
     "exception": (lambda obs, r: {}["gone"], "raised KeyError: 'gone'"),
 }
 
@@ -251,8 +252,9 @@ def test_misbehaviour_names_lane_episode_step_and_field(fault, words):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_misbehaviour_in_a_vector_environment_is_caught_too():
-    for fault, words in (FAULTS["NaN observation"], FAULTS["NaN reward"], FAULTS["exception"]):
+    for fault, words in (FAULTS[name] for name in ("NaN observation", "NaN reward", "huge reward", "exception")):
         pool = quiet_pool(SyncVectorEnv([lambda fault=fault: Faulty(fault)] * 2, autoreset_mode="Disabled"))
         pool.reset()
         for _ in range(2):

@@ -57,6 +57,15 @@ class Brittle(gym.Env):
     def nan_reward(self, obs, reward):
         return obs, np.nan
 
+    def huge_reward(self, obs, reward):
+        return obs, -1e39
+
+    def huge_observation(self, obs, reward):
+        return obs.astype(np.float64) + 1e39, reward
+
+    def leave(self, obs, reward):
+        sys.exit("licence expired")
+
     def shape(self, obs, reward):
         return np.zeros(3, np.float32), reward
 
@@ -125,11 +134,15 @@ KINDS = {
     "exception": "raised OSError: simulator lost",
     "nan_observation": "observation is nan",
     "nan_reward": "reward is nan",
+    "huge_reward": r"reward is -1e\+39, which is more than float32 holds",
+    "huge_observation": "observation is inf at entry 0",
+    "leave": "raised SystemExit: licence expired",
     "shape": r"shape \(3,\)",
 }
 
 
 @pytest.mark.parametrize("how", KINDS)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_broken_lane_is_made_anew_and_its_episode_cut(how):
     before = Brittle.closed
     pool = make_pool(Halves(how), num_envs=2, max_faults=1)

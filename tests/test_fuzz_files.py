@@ -1,6 +1,6 @@
 """Whatever bytes a file holds, reading it gives a value or one sentence: no traceback, hang, flood of memory or write.
 
-22 000 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
+25 000 cases in all. Checksums would stop nearly every mutation at the door, so files that carry one are sealed again
 after they were changed: what is tried is what an attacker would write, not what a bad disk would.
 """
 
@@ -12,20 +12,30 @@ import shutil
 import signal
 import tomllib
 import tracemalloc
+import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tomli_w
 
 import maxinforl
 from maxinforl import cli, files
+from maxinforl.agent import make_trainer
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.experiments.suite import read_suite
+from maxinforl.settings import Settings, resolve
+from maxinforl.training import checkpoint
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import holder
-from maxinforl.training.store import CheckpointStore, Lane, Rows
+from maxinforl.training.loop import Trainer
+from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
 
 MEMORY = 24 * files.MiB  # what any reader may take for files of at most a few kilobytes
 Change = Callable[[random.Random, bytes], bytes]
@@ -185,6 +195,47 @@ def test_array_headers(path, arrays):
     assert fuzz(path, arrays, header_tree, lambda: files.load_arrays(path), 4500) > 10
 
 
+# --- arrays for others to read -----------------------------------------------------------------------------------
+
+HEADERS = [
+    b"{'descr': '<i8', 'fortran_order': False, 'shape': (3", b"{'descr': '<i8'", b"  {'a\n b", b"'''", b"(" * 40,
+    b"1 + \\", b"{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }\n  x\n y", b"{'descr': [('a', '<i8')],",
+]  # fmt: skip
+
+
+def npz(compression: int, header: bytes | None = None) -> bytes:
+    """An archive of two arrays, the first with another header where one is given."""
+    archive = BytesIO()
+    with zipfile.ZipFile(archive, "w", compression) as members:
+        for name, array in (("step", np.arange(3)), ("obs", np.ones((3, 2), np.float32))):
+            np.lib.format.write_array(member := BytesIO(), array)
+            data = member.getvalue()
+            own = header if name == "step" else None
+            members.writestr(f"{name}.npy", data if own is None else data[:10] + own.ljust(117) + b"\n" + data[128:])
+    return archive.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Reading `.npy`", "ignore:Duplicate name")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+def test_archives(path, compression):
+    seeds = [npz(compression), *(npz(compression, header) for header in HEADERS)]
+    read = lambda: files.read_npz(path, ("step", "obs"))
+
+    def change(chance: random.Random, data: bytes) -> bytes:
+        at = chance.randrange(len(data))
+        return data[:at] + chance.randbytes(1) + data[at + 1 :] if chance.random() < 0.8 else noise(chance, data)
+
+    taken = fuzz(path, seeds, lambda _, data: data, read, 50) + fuzz(path, [*seeds[:1] * 9, *seeds], change, read, 500)
+    assert (taken == 0) is (compression == zipfile.ZIP_LZMA)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compressions_that_take_memory_are_refused(path, compression):
+    path.write_bytes(npz(compression))
+    with pytest.raises(BadInput, match="compressed in a way that NumPy never writes"):
+        files.read_npz(path, ("step", "obs"))
+
+
 # --- the configuration of a run ----------------------------------------------------------------------------------
 
 
@@ -263,6 +314,43 @@ def test_a_run_that_does_not_say_whether_its_environment_has_a_name_has_one(lear
     assert maxinforl.load(run).env == "Pendulum-v1"
 
 
+# --- suites ------------------------------------------------------------------------------------------------------
+
+SUITES = [
+    b'algorithms = ["sac"]\nenvironments = ["Pendulum-v1"]\nseeds = 2\n',
+    b"""title = "a"
+environments = ["Pendulum-v1"]
+seeds = [0, 3]
+[algorithms.sac]
+[algorithms.ours]
+algo = "maxinfo-sac"
+set = {"base.lr" = 1e-3}
+[settings]
+steps = 100
+update_ratio = 2.0
+env_arg = {g = 9.0}
+[overrides.slow]
+action_repeat = 2
+[[cells]]
+algorithms = ["s*"]
+skip = true
+[resources]
+cores = 2
+hours = 1.5
+[resources.slurm]
+partition = "p"
+""",
+]
+
+
+@pytest.mark.parametrize(("change", "cases"), [(config_tree, 400), (noise, 200)], ids=["tree", "noise"])
+def test_suites(path, change, cases):
+    read_suite_and_runs = lambda: read_suite(path).runs()
+    path.write_bytes(SUITES[1])
+    read_suite_and_runs()  # imports and caches are not the file's doing
+    assert fuzz(path, SUITES, change, read_suite_and_runs, cases) > 10
+
+
 # --- files of a run ----------------------------------------------------------------------------------------------
 
 
@@ -328,3 +416,120 @@ def test_going_on_from_a_strange_run_writes_nothing_outside(run):
         files.remove(run / "step-000000005") if (run / "step-000000005").exists() else None
     tracemalloc.stop()
     assert went_on > 10
+
+
+# --- a run taken up ----------------------------------------------------------------------------------------------
+
+ENVS = ["Pendulum-v1", "jax/mountain-car"]
+
+
+@pytest.fixture(params=ENVS)
+def going(request, tmp_path) -> tuple[Trainer, Checkpoint]:
+    """A fresh trainer, and a checkpoint that it can take up."""
+    settings = Settings(
+        algo="sac", env=request.param, steps=40, learning_starts=1000, set=(("base.hidden", (4, 4)),), num_envs=2
+    )
+    settings, strategy = resolve(settings)
+    trainer = make_trainer(strategy, [settings], settings.env, 40)
+    while trainer.step < 6:
+        trainer.advance()
+    with CheckpointStore(tmp_path / "inside") as store:
+        checkpoint.save(trainer.members[0], store, wait=True)
+        return make_trainer(strategy, [settings], settings.env, 40), store.load()
+
+
+def other(chance: random.Random, array: np.ndarray) -> np.ndarray:
+    """An array that is not quite this one."""
+    return chance.choice(
+        [
+            lambda: array.astype(chance.choice([np.float64, np.int32, np.uint8, np.int64, bool, np.float16])),
+            lambda: np.stack([array] * chance.choice([1, 2])) if chance.random() < 0.9 else np.zeros(0),
+            lambda: array.reshape(-1),
+            lambda: array[..., :1] if array.ndim else array[None],
+            lambda: array[: len(array) // 2] if array.ndim else array,
+            lambda: np.full_like(array, chance.choice([-1, 0, 1, 7])),
+        ]
+    )()
+
+
+def strange(chance: random.Random, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays with one dropped, renamed, added, or of another shape, type or content."""
+    arrays, name = dict(arrays), chance.choice(sorted(arrays))
+    act = chance.random()
+    if act < 0.6:
+        arrays[name] = other(chance, arrays[name])
+    elif act < 0.8:
+        arrays[name + chance.choice(["x", "/x", "\n"])] = arrays[name] if act < 0.7 else arrays.pop(name)
+    else:
+        del arrays[name]
+    return arrays
+
+
+def strange_rows(chance: random.Random, rows: Rows) -> Rows:
+    """A replay whose columns, the same in every lane, are not quite those of a run; or one of another size."""
+    act, name = chance.random(), chance.choice(sorted(rows.lanes[0].columns))
+    if act < 0.2:
+        return rows._replace(capacity=chance.choice([2**30, 2**31, 10**14]))
+    if act < 0.3:
+        return rows._replace(lanes=[lane._replace(first=chance.choice([2**31, 10**14])) for lane in rows.lanes])
+    if act < 0.4:
+        return rows._replace(lanes=rows.lanes[:1])
+    changes: list[Callable[[np.ndarray], dict[str, np.ndarray]]] = [
+        lambda column: {},
+        lambda column: {name: column, name + "x": column},
+        lambda column: {name: column[..., None]},
+        lambda column: {name: column[:, :1] if column.ndim > 1 else column.astype(np.float16)},
+        lambda column: {name: np.full_like(column, 3 if column.dtype == np.uint8 else -5)},
+    ]
+    change = chance.choice(changes)
+    left = lambda lane: {k: v for k, v in lane.columns.items() if k != name}
+    return rows._replace(lanes=[Lane(lane.first, left(lane) | change(lane.columns[name])) for lane in rows.lanes])
+
+
+def test_what_a_run_is_taken_up_from(going):
+    """Names, shapes and types of a checkpoint that is whole, but not of this run."""
+    trainer, saved = going
+    begun, chance, accepted = trainer.state, random.Random(0), 0
+    assert saved.rows is not None
+
+    def take_up(case: Checkpoint) -> None:
+        trainer.state, trainer.step, trainer.action = jax.tree.map(jnp.copy, begun), 0, None
+        checkpoint.restore(trainer, [case])
+        trainer.advance()
+
+    for i in range(300):
+        state, rows = saved.state, saved.rows._replace(lanes=[Lane(f, dict(c)) for f, c in saved.rows.lanes])
+        if i % 3 == 0:
+            rows = strange_rows(chance, rows)
+        else:
+            own = {k: v for k, v in state.items() if i % 3 == 1 or not k.startswith("agent/")}
+            state = {k: v for k, v in state.items() if k not in own} | strange(chance, own)
+        case = replace(saved, state=state, rows=rows)
+        accepted += attempt(lambda case=case: take_up(case))
+    assert 10 < accepted < 150
+    with pytest.raises(BadInput, match="lacks the replay"):
+        take_up(replace(saved, rows=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("clock/foo", np.zeros(1), "'clock/foo' is not part of it"),
+        ("clock/step", np.zeros(5, np.int32), r"'clock/step' as int32\[5\] where int32\[\] is needed"),
+        ("host/action", None, "lacks 'host/action'"),
+        ("window/numbers", None, "lacks 'window/numbers'"),
+        ("row/age", None, "lacks 'row/age'"),
+        ("row/obs", np.zeros((4, 2), np.float32), r"'row/obs' as float32\[4, 2\] where float32\[any, 3\] is needed"),
+    ],
+)
+@pytest.mark.parametrize("going", ENVS[:1], indirect=True)
+def test_an_array_that_does_not_fit_is_named(going, name, array, words):
+    trainer, saved = going
+    rows = saved.rows
+    if name.startswith("row/"):
+        swap = lambda columns: {k: v for k, v in {**columns, name[4:]: array}.items() if v is not None}
+        rows = rows._replace(lanes=[Lane(first, swap(columns)) for first, columns in rows.lanes])
+    state = saved.state if name.startswith("row/") else {**saved.state, name: array}
+    state = {k: v for k, v in state.items() if v is not None}
+    with pytest.raises(BadInput, match=words):
+        checkpoint.restore(trainer, [replace(saved, state=state, rows=rows)])

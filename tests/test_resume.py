@@ -24,11 +24,12 @@ from maxinforl.agent import make_trainer, read_spaces
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.experiments import figures
-from maxinforl.replay import LAST, TRUNCATED
+from maxinforl.replay import LAST, TRUNCATED, Replay
 from maxinforl.training import changes, checkpoint, command, loop, store
 from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import TensorBoard
+from maxinforl.training.picture import curve_picture
 from maxinforl.training.resume import Saved, saved_runs, take_up
 from maxinforl.training.run import Drive
 from maxinforl.training.store import CheckpointStore
@@ -816,3 +817,63 @@ def test_networks_that_do_not_fit_are_refused_before_anything_is_taken(tmp_path,
     for use in (lambda: agent.learn(1), lambda: agent.predict(np.zeros(2))):
         with pytest.raises(BadInput, match="GB are free"):
             use()
+
+
+# ------------------------------------------------------------------ what is damaged
+
+
+@pytest.mark.parametrize("flags", [[], ["--seeds", "0-1"]], ids=["alone", "together"])
+def test_a_damaged_older_segment_costs_its_rows_and_not_the_run(tmp_path, monkeypatch, capsys, flags):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0", *flags], tmp_path / "run", at=58)
+    first = out / "seed-0" if flags else out
+    segment = first / "checkpoints/replay/segment-000000020.safetensors"
+    segment.write_bytes(segment.read_bytes()[:-1] + b"\xff")
+    saved = saved_runs(sorted(out.glob("seed-*")) or [out])
+    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
+    rows = saved.checkpoints[0].rows
+    assert rows is not None
+    lane = rows.lanes[0]
+    number = np.arange(lane.first, lane.head)[lane.columns["end"][:-1] != LAST]
+    take_up(trainer, saved)
+    replay = trainer.state.replay
+    starts, pushed = (np.array(part)[(0, 0) if flags else (0,)] for part in (replay.starts, replay.pushed))
+    assert saved.step == 40 and lane.first > 10 and starts[:pushed].tolist() == number.tolist()
+    assert maxinforl.load(first).settings.steps == 60  # the agent needs no segment
+    assert cli.main(["resume", str(out)]) == 0
+    text = said(capsys)
+    assert f"goes on without the {lane.first} oldest rows of its replay, and is not the run" in text
+
+
+def test_starts_whose_frames_were_lost_are_left_out():
+    """Of a stack of three frames, none may be a row that a damaged segment held."""
+    columns = {"obs": np.ones((8, 4, 4, 1), np.uint8), "action": np.ones((8, 1), np.float32)}
+    columns |= {"reward": np.ones(8, np.float32), "end": np.zeros(8, np.uint8), "age": np.arange(8, dtype=np.int32)}
+    blank = Replay.create(1, 40, (4, 4, 1), np.uint8, 1, stack=3)
+    begun = checkpoint.rebuilt(blank, store.Rows(40, [store.Lane(0, dict(columns))]))
+    cut = checkpoint.rebuilt(blank, store.Rows(40, [store.Lane(20, dict(columns))]))
+    assert np.array(begun.starts)[0, :7].tolist() == [0, 1, 2, 3, 4, 5, 6] and int(begun.pushed[0]) == 7
+    assert np.array(cut.starts)[0, :5].tolist() == [22, 23, 24, 25, 26] and int(cut.pushed[0]) == 5
+
+
+@pytest.mark.parametrize("line", ["40,40,0", "x", "40,40,0,1.0,é,1.0,1.0,5.0,2", "\x00" * 9])
+def test_a_damaged_evaluation_is_one_sentence(tmp_path, monkeypatch, capsys, line):
+    flags = ["--env", "Corridor-v0", "--eval-episodes", "1", "--eval-every", "10"]
+    out = broken_off(monkeypatch, flags, tmp_path / "run")
+    path = out / "eval.csv"
+    whole = path.read_text()
+    path.write_text(whole.replace("\n30,", f"\n{line}\n30,"))
+    capsys.readouterr()
+    assert cli.main(["resume", str(out)]) == 2
+    assert "eval.csv has a damaged line 5: correct or remove that line" in capsys.readouterr().err
+    path.write_text(whole)
+    damage, close = lambda: path.write_text(path.read_text().replace("\n30,", f"\n{line}\n30,")), Drive.close
+    monkeypatch.setattr(Drive, "close", lambda self: (close(self), damage()))
+    assert cli.main(["resume", str(out)]) == 0
+    text = said(capsys)
+    assert "left out a line that cannot be read (line 5:" in text and (out / "curve.png").exists()
+    assert cli.main(["resume", str(out)]) == 0 and "is finished" in said(capsys)
+
+
+def test_evaluations_that_are_not_finite_are_not_drawn(tmp_path):
+    curve_picture(tmp_path, "sac", "x", np.array([[0.0, 1.0, 0.0], [1.0, np.nan, 0.0], [2.0, np.inf, 1.0]]))
+    assert (tmp_path / "curve.png").exists()

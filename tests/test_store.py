@@ -395,6 +395,39 @@ def test_when_nothing_is_good_the_newest_problem_is_named(tmp_path):
     assert CheckpointStore(tmp_path).load(rows=False).step == 30  # the agent itself is not lost
 
 
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_a_damaged_older_segment_costs_its_rows_and_those_before(tmp_path, how, unsynced):
+    ring = Ring(2, 100)
+    with CheckpointStore(tmp_path, keep=2) as checkpoints:
+        for step in (10, 20, 30, 40):
+            ring.add([5, 5])
+            save(checkpoints, step, ring)
+    path = tmp_path / "replay" / "segment-000000020.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff") if how == "flipped" else path.unlink()
+    with pytest.raises(BadInput, match="no checkpoint can be loaded"):
+        CheckpointStore(tmp_path).load()
+    with CheckpointStore(tmp_path, keep=2) as checkpoints:
+        found = checkpoints.load(lossy=True)
+        [said] = found.warnings
+        assert found.step == 40 and "segment-000000020" in sentence(said)
+        assert "goes on without the 20 oldest rows of its replay, and is not the run" in said
+        check_end(found.rows, ring.whole(), 10)
+        for step in (50, 60):
+            ring.add([5, 5])
+            save(checkpoints, step, ring)
+    again = CheckpointStore(tmp_path).load(lossy=True)
+    assert again.step == 60 and len(again.warnings) == 1 and not path.exists()
+    check_end(again.rows, ring.whole(), 10)
+
+
+def check_end(found: Rows | None, whole: Rows, first: int) -> None:
+    """The rows from `first` on, and no others."""
+    assert found is not None
+    for lane, was in zip(found.lanes, whole.lanes, strict=True):
+        assert lane.first == first and lane.head == was.head
+        assert all(np.array_equal(column, was.columns[name][first:]) for name, column in lane.columns.items())
+
+
 def test_later_formats_are_not_taken_for_damage(tmp_path):
     history(tmp_path, 3)
     path = tmp_path / "step-000000030" / "manifest.json"

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import tokenize
 import tomllib
 import zipfile
 import zlib
@@ -547,7 +548,10 @@ def _check_expected(arrays: Arrays, expect: Expected) -> None:
 
 # --- plain arrays for others to read ---------------------------------------------------------------------------------
 
-_NPZ_PROBLEMS = (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
+_NPZ_PROBLEMS = (
+    *(zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError),
+    *(tokenize.TokenError, SyntaxError),  # NumPy reads headers of old files as Python literals
+)
 
 
 def read_npz(path: PathLike, names: Iterable[str], limit: int = 2 * GiB) -> list[np.ndarray]:
@@ -566,7 +570,10 @@ def read_npz(path: PathLike, names: Iterable[str], limit: int = 2 * GiB) -> list
 
 
 def _npz_member(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
-    most = min(archive.getinfo(name).file_size, size)
+    found = archive.getinfo(name)
+    if found.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others take memory as the file asks
+        raise ValueError(f"{name} is compressed in a way that NumPy never writes")
+    most = min(found.file_size, size)
     with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]

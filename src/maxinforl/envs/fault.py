@@ -14,6 +14,7 @@ import numpy as np
 from maxinforl.errors import BadInput, RunFailed
 
 FAILED = 3  # the exit code of a run that failed
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Fault(RunFailed):
@@ -40,7 +41,7 @@ class Caller:
             raise
         except RunFailed as error:
             raise Fault(f"{self._where(lane)}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise Fault(f"{self._where(lane)} raised {type(error).__name__}: {error}") from error
         finally:
             self.entered = None
@@ -53,6 +54,8 @@ class Caller:
     def _check_reward(self, lane: int, reward: float) -> None:
         if not math.isfinite(reward):
             raise Fault(f"{self._where(lane)}: the reward is {reward}")
+        if abs(reward) > LARGEST:
+            raise Fault(f"{self._where(lane)}: the reward is {reward}, which is more than float32 holds")
 
     def _where(self, lane: int) -> str:
         """The environment of a lane and what it is doing."""

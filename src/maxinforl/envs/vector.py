@@ -87,8 +87,9 @@ class VectorPool(EnvPool):
         obs = self._encode(raw)
         reward = np.zeros(self.num_envs, np.float32)
         for lane in np.flatnonzero(live).tolist():
-            reward[lane] = value = self._call(lane, number, rewards[lane])
+            value = self._call(lane, number, rewards[lane])
             self._earn(lane, value)
+            reward[lane] = value
         return obs, reward, np.array(terminated, bool), np.array(truncated, bool), infos
 
     def _begin_lanes(self, mask: np.ndarray, episodes: np.ndarray) -> np.ndarray:

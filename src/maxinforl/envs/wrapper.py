@@ -157,7 +157,8 @@ class Encoder:
             raise RunFailed(f"the observation has shape {array.shape}, but the space says {part.shape}")
         if array.dtype.kind not in "fiub" or (self.space.dtype == np.uint8 and array.dtype != np.uint8):
             raise RunFailed(f"the observation has dtype {array.dtype}, but the space says {part.dtype}")
-        return np.array(array, self.space.dtype)  # always a copy: environments reuse their buffers
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is a fault
+            return np.array(array, self.space.dtype)  # always a copy: environments reuse their buffers
 
 
 def leaves(space: spaces.Space, path: tuple = ()) -> Iterator[tuple[tuple, spaces.Space]]:

@@ -85,7 +85,7 @@ def find_runs(
         found = [folder for folder in run_folders(top) if folder not in seen]
         seen.update(found)
         for folder in found:
-            with _noting(problems):
+            with noting(problems):
                 runs.append(read_run(folder, problems, names))
     return runs
 
@@ -95,9 +95,9 @@ def read_run(folder: Path, problems: list[str] | None = None, names: Container[s
     problems = [] if problems is None else problems
     config = _read_config(folder)
     metrics, evaluation = {}, {}
-    with _noting(problems):
+    with noting(problems):
         metrics = _read_metrics(inside(folder, "metrics.jsonl"), problems, names)
-    with _noting(problems):
+    with noting(problems):
         evaluation = _read_evaluation(inside(folder, "eval.csv"), problems)
     versions = config.get("versions", {})
     return Run(
@@ -111,7 +111,7 @@ def read_run(folder: Path, problems: list[str] | None = None, names: Container[s
     )
 
 
-class _noting(suppress):  # noqa: N801 - a context manager, named like the verb it is
+class noting(suppress):  # noqa: N801 - a context manager, named like the verb it is
     """Note the sentence of a BadInput and go on."""
 
     def __init__(self, problems: list[str]):
@@ -252,16 +252,25 @@ def _column(values: Sequence[Any]) -> Array:
         return np.array([v if number(v) else math.nan for v in values], float)
 
 
-def _read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
+def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step", "mean_return")) -> dict[str, Array]:
+    """The columns of an eval.csv, without the lines that cannot be read; none where it is empty."""
     lines = _lines(path)
     header = lines[0].strip().split(",") if lines else []
     if header in ([], [""]):
         return {}
-    if not {"step", "mean_return"} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
-        raise BadInput(f"{shown(path)} has no columns step and mean_return: it is not an evaluation of this version")
+    if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
+        listed = " and ".join(needed)
+        raise BadInput(f"{shown(path)} has no columns {listed}: it is not an evaluation of this version")
     refused = _Refused()
     table = dict(zip(header, _csv_rows(lines[1:], header, refused).T))
     refused.tell(path, problems)
+    return table
+
+
+def _read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
+    table = read_table(path, problems)
+    if not table:
+        return {}
     steps, env_steps = table.pop("step"), table.pop("env_step", None)
     return _series(path, steps, steps if env_steps is None else env_steps, table, problems)
 

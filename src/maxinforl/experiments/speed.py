@@ -327,4 +327,6 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}", highlight=False, markup=False, soft_wrap=True)
     console.print(table(rows))
-    console.print(f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of up to 150 repeats")
+    console.print(
+        f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of up to 150 repeats"
+    )

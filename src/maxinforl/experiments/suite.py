@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ SILENT = {"log_every", "save_every", "keep", "max_hours", "video", "record_state
 SILENT |= {"max_faults", "workers", "env_timeout"}
 SILENT |= {*PARTS, "set", "preset", "uncertainty", "capacity"}
 KEYS = {"title", "algorithms", "environments", "seeds", "settings", "overrides", "cells", "resources"}
+MOST = 100_000  # runs of a suite
 Table = Mapping[str, Any]
 
 
@@ -255,6 +257,7 @@ class Suite:
 
     def runs(self) -> list[SuiteRun]:
         """Every run, seed by seed, so that an interrupted suite has every cell before it has many seeds."""
+        self._check_size()
         cells = [(a, e, o) for a in self.algorithms for e in self.environments for o in self.overrides]
         kept = [(cell, s) for cell in cells if (s := self._cell(*cell)) is not None]
         if not kept:
@@ -264,6 +267,11 @@ class Suite:
             run.resolved  # noqa: B018 - so that what cannot be built is refused before anything runs
         _distinct(made)
         return made
+
+    def _check_size(self) -> None:
+        count = math.prod(map(len, (self.algorithms, self.environments, self.overrides, self.seeds)))
+        if count > MOST:
+            raise BadInput(f"the product of the suite '{self.title}' has {count} runs where at most {MOST} are allowed")
 
     def _cell(self, algorithm: str, environment: str, override: str) -> Settings | None:
         fitting = [c for c in self.cells if c.fits(algorithm, environment, override)]
@@ -382,10 +390,12 @@ def _settings(table: Any, where: str) -> dict[str, Any]:
 
 def _seeds(value: Any) -> tuple[int, ...]:
     """A number of seeds, counted from 0, or a list of them."""
-    seeds = list(range(value)) if type(value) is int else value
+    if type(value) is int and value > MOST:
+        raise BadInput(f"'seeds' is {value} where at most {MOST} are allowed")
+    seeds: Any = list(range(value)) if type(value) is int else value
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise BadInput(f"'seeds' must be a number of seeds or a list of different ones, not {value!r}")
+        raise BadInput(f"'seeds' must be a number of seeds or a list of different ones, not {files.shown(repr(value))}")
     return tuple(seeds)
 
 
@@ -427,7 +437,7 @@ def _resources(table: Any) -> Resources:
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise BadInput(f"'{key}' must be text, not {value!r}")
+        raise BadInput(f"'{key}' must be text, not {files.shown(repr(value))}")
     return value
 
 

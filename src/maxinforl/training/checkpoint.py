@@ -17,12 +17,12 @@ from maxinforl.explore import Strategy
 from maxinforl.replay import LAST, Replay
 from maxinforl.settings import FIXED, Settings, flag
 from maxinforl.training import guard
+from maxinforl.training.fit import COLUMNS, check_saved
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, rows_for, spread
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 
 LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
 LOGS = "logs/"
-COLUMNS = ("obs", "action", "reward", "end", "age")
 
 
 def save(member: Member, store: CheckpointStore, wait: bool = False, logs: Mapping[str, np.ndarray] = {}) -> None:
@@ -97,20 +97,25 @@ def take(column: jax.Array, at: tuple[int, ...], index: np.ndarray) -> np.ndarra
 
 
 def newest(stores: Sequence[CheckpointStore]) -> list[Checkpoint] | None:
-    """The newest step of which every seed has a good checkpoint, with all of them; None where there is none yet."""
+    """The newest step of which every seed has a good checkpoint, with all of them; None where there is none yet.
+
+    Where an older segment of a replay is damaged no checkpoint is whole, and the newest does without those rows.
+    """
     if len(stores) == 1:
-        return [stores[0].load()] if stores[0].steps() else None
+        return [stores[0].load(lossy=True)] if stores[0].steps() else None
     common = set.intersection(*(set(store.steps()) for store in stores))
     problems: list[str] = []
-    for step in sorted(common, reverse=True):
-        try:
-            found = [store.load(step) for store in stores]
-        except NewerFormat:
-            raise
-        except BadInput as problem:
-            problems.append(f"{problem}; going back to an earlier step")
-            continue
-        return [replace(found[0], warnings=(*problems, *found[0].warnings)), *found[1:]]
+    for lossy in (False, True):
+        problems.clear()
+        for step in sorted(common, reverse=True):
+            try:
+                found = [store.load(step, lossy=lossy) for store in stores]
+            except NewerFormat:
+                raise
+            except BadInput as problem:
+                problems.append(f"{problem}; going back to an earlier step")
+                continue
+            return [replace(found[0], warnings=(*problems, *found[0].warnings)), *found[1:]]
     if problems:
         raise BadInput(f"no checkpoint can be loaded: {problems[0]}")
     return None
@@ -126,6 +131,8 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
 
     Rows leave the list as soon as they are in the replay, so that no seed's are held twice.
     """
+    for c in checkpoints:
+        check_saved(trainer, c)
     like = jax.eval_shape(lambda: trainer.members[0].agent)
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
@@ -159,7 +166,9 @@ def rebuilt(blank: Replay, rows: Rows) -> Replay:
     starts, pushed = np.zeros((lanes, size), np.int32), np.zeros(lanes, np.int32)
     heads = np.array([lane.head for lane in rows.lanes], np.int32)
     for i, (lane, number) in enumerate(zip(rows.lanes, numbers)):
-        kept = (number[:-1] > lane.head - size + blank.stack - 1) & (lane.columns["end"][:-1] != LAST)
+        lost = lane.first > max(lane.head - size + 1, 0)  # with a damaged segment
+        gone = lane.first - 1 if lost else lane.head - size
+        kept = (number[:-1] > gone + blank.stack - 1) & (lane.columns["end"][:-1] != LAST)
         start = number[:-1][kept]
         starts[i, : len(start)], pushed[i] = start, len(start)
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,6 +18,7 @@ from maxinforl import files
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
 from maxinforl.envs import Caller, Watchdog, check_name
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.experiments.rundir import noting, read_table
 from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes
@@ -31,6 +33,7 @@ from maxinforl.training.resume import OWN, Saved, cut_back, saved_runs, take_up
 from maxinforl.training.run import Drive, Run
 
 console = Console()
+SHOWN = ("step", "env_step", "mean_return", "std_return", "mean_length")
 
 
 def say(text: str | Text, style: str | None = None) -> None:
@@ -125,17 +128,22 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path], asked: Ca
 
 def show(member: Member, directory: Path) -> None:
     """A table of the evaluations, and pictures."""
-    settings = member.settings
-    rows = [line.split(",") for line in (directory / "eval.csv").read_text().split()[1:]]
+    settings, problems = member.settings, []
+    rows = []
+    with noting(problems):
+        columns = read_table(inside(directory, "eval.csv"), problems, SHOWN)
+        rows = list(zip(*(columns[name] for name in SHOWN))) if columns else []
+    for sentence in problems:
+        say(f"[yellow]{escape(sentence)}[/]")
     if rows:
         if member.trainer.alone:
             table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
             for r in rows if len(rows) <= 12 else rows[:: len(rows) // 10]:
-                table.add_row(*map(escape, r[:2]), f"{float(r[3]):.1f}", f"{float(r[4]):.1f}", f"{float(r[7]):.0f}")
+                table.add_row(f"{r[0]:.0f}", f"{r[1]:.0f}", f"{r[2]:.1f}", f"{r[3]:.1f}", f"{r[4]:.0f}")
             console.print(table)
         else:
-            say(f"seed {settings.seed}: return {float(rows[-1][3]):.1f} ± {float(rows[-1][4]):.1f}")
-        curve_picture(directory, title(settings), settings.env)
+            say(f"seed {settings.seed}: return {rows[-1][2]:.1f} ± {rows[-1][3]:.1f}")
+        curve_picture(directory, title(settings), settings.env, np.array(rows)[:, [0, 2, 3]])
     if len(member.trainer.observation_space.shape) == 1:
         phase_picture(directory, settings.env, *member.visited())
     pictures = [p.name for p in (directory / "curve.png", directory / "phase.png") if p.exists()]

@@ -20,7 +20,7 @@ from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
 from maxinforl.replay import Transition
 from maxinforl.training import guard
-from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from
+from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, named
 
 CHUNK = 100  # most steps per dispatch: a signal waits for the end of one
 
@@ -209,9 +209,17 @@ class CompiledTrainer(Trainer):
         here = {f"lanes/{name}": leaf for name, leaf in agent_arrays(lanes).items()}
         return {"action": self.each(self.action)[member.index]} | here
 
+    @property
+    def _lanes_like(self) -> Lanes:
+        return jax.eval_shape(self.simulation.reset, jax.ShapeDtypeStruct((self.num_envs,), jnp.uint32))
+
+    def place_kinds(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        kinds = {"action": ((self.num_envs, *self.action_space.shape), np.dtype(np.float32))}
+        return kinds | {f"lanes/{name}": (leaf.shape, leaf.dtype) for name, leaf in named(self._lanes_like)}
+
     def put(self, places: Sequence[dict[str, np.ndarray]]) -> list[str]:
         """Their states are the environments: nothing has to be played again."""
-        like = jax.eval_shape(self.simulation.reset, jax.ShapeDtypeStruct((self.num_envs,), jnp.uint32))
+        like = self._lanes_like
         part = lambda place: {k.removeprefix("lanes/"): v for k, v in place.items() if k.startswith("lanes/")}
         self.lanes = self.joined([agent_from(part(place), like) for place in places], jnp.stack)
         self.action = np.array(self.joined([place["action"] for place in places]))

@@ -62,7 +62,7 @@ class RunFiles:
     def cut_back(self, step: int, saved: Mapping[str, np.ndarray] = {}) -> list[str]:
         """Drops what was logged after a step, so that a resumed run continues its own files; a sentence for each that
         is not what a checkpoint there `saved` of it."""
-        files.cut_lines(self.evals, lambda line: line.startswith("step") or int(line.split(",")[0]) <= step)
+        files.cut_lines(self.evals, lambda line: line.startswith("step") or evaluated(line) <= step)
         if self.metrics.exists():
             files.cut_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
         return [
@@ -73,6 +73,14 @@ class RunFiles:
 
     def close(self) -> None:
         pass
+
+
+def evaluated(line: str) -> int:
+    """The step of a line of eval.csv; ValueError where it is not a whole one."""
+    step, *numbers = line.split(",")
+    if len([float(n) for n in numbers]) != EVAL_COLUMNS.count(","):
+        raise ValueError
+    return int(step)
 
 
 class TensorBoard:

@@ -24,6 +24,7 @@ from maxinforl.core.update import Packed, Program, TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
+from maxinforl.files import shown
 from maxinforl.replay import Replay, Transition, row_bytes
 from maxinforl.settings import Settings, check_updates
 from maxinforl.training import guard
@@ -254,6 +255,11 @@ class Trainer:
         action, pool = self.each(self.action)[member.index], self.pools[member.index]
         return {"action": action, "episodes": pool.episodes.copy(), "faults": np.array(pool.faults)}
 
+    def place_kinds(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and type of all that `place` gives."""
+        action = (self.num_envs, *self.action_space.shape)
+        return {"action": (action, np.float32), "episodes": ((self.num_envs,), np.int64), "faults": ((), np.int64)}
+
     def put(self, places: Sequence[dict[str, np.ndarray]]) -> list[str]:
         """Brings every environment to where it was, by its episode's seed and actions; a sentence for each seed whose
         environment did not repeat."""
@@ -441,10 +447,15 @@ class Stopwatch:
         return lap
 
 
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """Every leaf with the path that leads to it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
+
+
 def agent_arrays(state: Any) -> dict[str, np.ndarray]:
     """Every leaf by the path that leads to it, copied from the device."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.array(leaf) for path, leaf in leaves}
+    return {name: np.array(leaf) for name, leaf in named(state)}
 
 
 def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
@@ -455,12 +466,12 @@ def agent_from(arrays: dict[str, np.ndarray], like: Any) -> Any:
 
 def check_arrays(arrays: dict[str, np.ndarray], like: Any) -> list[str]:
     """The names of a tree's leaves, in order, where the saved arrays are just those."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    leaves = named(like)
+    names = [name for name, _ in leaves]
     if set(names) != set(arrays):
         odd = sorted(set(names) ^ set(arrays))[0]
-        raise BadInput(f"the saved agent does not fit its configuration: '{odd}' is on one side only")
-    for name, (_, leaf) in zip(names, leaves):
+        raise BadInput(f"the saved agent does not fit its configuration: '{shown(odd)}' is on one side only")
+    for name, leaf in leaves:
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise BadInput(f"the saved agent does not fit its configuration: '{name}' has shape {arrays[name].shape}")
     return names

@@ -40,11 +40,10 @@ def plain(name: str) -> str:
     return name.replace("$", r"\$")
 
 
-def curve_picture(directory: Path, algo: str, env: str) -> None:
-    """curve.png from eval.csv."""
-    rows = np.genfromtxt(files.inside(directory, "eval.csv"), delimiter=",", skip_header=1, ndmin=2)
+def curve_picture(directory: Path, algo: str, env: str, points: np.ndarray) -> None:
+    """curve.png of evaluations, each a step with a mean and a standard deviation."""
+    step, mean, std = points[np.isfinite(points).all(1)].T
     figure, axes = canvas()
-    step, mean, std = rows[:, 0], rows[:, 3], rows[:, 4]
     axes.plot(step, mean, color="#0b6e99", label=algo)
     axes.fill_between(step, mean - std, mean + std, color="#0b6e99", alpha=0.2, linewidth=0)
     axes.set(xlabel="agent steps", ylabel="return of an evaluation", title=plain(f"{algo} on {env}"))

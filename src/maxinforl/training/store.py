@@ -258,7 +258,7 @@ def _size(directory: Path) -> int:
 class _Rebuild:
     """The last rows of every lane, filled from the newest segment back, so that later segments win."""
 
-    def __init__(self, replay: _Replay, newest: _Segment):
+    def __init__(self, replay: _Replay, newest: _Segment, lossy: bool):
         heads = np.array(replay.heads)
         self.capacity, self.kinds = replay.capacity, _kinds(newest.columns)
         self.low = _lowest(heads, replay.capacity)
@@ -266,7 +266,8 @@ class _Rebuild:
         count = self.missing - self.low
         self.offset = np.cumsum(count) - count
         row = sum(dtype.itemsize * math.prod(shape) for shape, dtype in self.kinds.values())
-        held, total = _size(newest.path.parent), sum(count.tolist())
+        total = sum(count.tolist())
+        held = 1 << 46 if lossy else _size(newest.path.parent)  # what segments lack is allocated but never touched
         _need(total < COUNT_LIMIT and total * row <= held, newest.path, "its manifest claims more rows than there are")
         self.columns = {name: np.empty((total, *shape), dtype) for name, (shape, dtype) in self.kinds.items()}
 
@@ -286,9 +287,15 @@ class _Rebuild:
         self.missing = begin
         return bool((self.missing <= self.low).all())
 
+    @property
+    def lost(self) -> int:
+        """How many rows no segment had."""
+        return int((self.missing - self.low).sum())
+
     def rows(self) -> Rows:
         split = {name: np.split(column, self.offset[1:]) for name, column in self.columns.items()}
-        lanes = [Lane(int(first), {name: split[name][e] for name in split}) for e, first in enumerate(self.low)]
+        cut = (self.missing - self.low).tolist()
+        lanes = [Lane(int(n), {name: split[name][e][cut[e] :] for name in split}) for e, n in enumerate(self.missing)]
         return Rows(self.capacity, lanes)
 
 
@@ -520,43 +527,61 @@ class CheckpointStore:
 
     # loading
 
-    def load(self, step: int | None = None, *, rows: bool = True) -> Checkpoint:
-        """The checkpoint at a step, or the newest good one; without `rows` only the agent, for a look."""
+    def load(self, step: int | None = None, *, rows: bool = True, lossy: bool = False) -> Checkpoint:
+        """The checkpoint at a step, or the newest good one; without `rows` only the agent, for a look.
+
+        Where none is whole, `lossy` takes one without the rows up to a segment that is damaged or missing.
+        """
         self.wait()
         there = self.steps()
         if not there or (step is not None and step not in there):
             wanted = "no checkpoint" if step is None else f"no checkpoint at step {step}"
             raise BadInput(f"{shown(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none"))
         problems: list[str] = []
-        for candidate in reversed(there) if step is None else [step]:
-            try:
-                return self._load(candidate, rows, tuple(f"{p}; going back to step {candidate}" for p in problems))
-            except NewerFormat:
-                raise
-            except BadInput as problem:
-                problems.append(str(problem))
+        for without in (False, True) if lossy else (False,):
+            problems.clear()
+            for candidate in reversed(there) if step is None else [step]:
+                try:
+                    said = tuple(f"{p}; going back to step {candidate}" for p in problems)
+                    return self._load(candidate, rows, said, without)
+                except NewerFormat:
+                    raise
+                except BadInput as problem:
+                    problems.append(str(problem))
         raise BadInput(f"no checkpoint can be loaded: {problems[0]}")
 
-    def _load(self, step: int, rows: bool, warnings: tuple[str, ...]) -> Checkpoint:
+    def _load(self, step: int, rows: bool, warnings: tuple[str, ...], lossy: bool) -> Checkpoint:
         manifest = _read_manifest(self.directory, step)
         path = inside(self.directory, f"{_step_name(step)}/state.safetensors")
         state, _ = files.load_arrays(path, seal=manifest.state.seal, limit=manifest.state.bytes)
         replay = None
         if rows:
-            replay, line = self._load_rows(manifest.replay) if manifest.replay else (None, _Line())
-            self._line = line._replace(good=self._readable(step))
+            replay, line, said = self._load_rows(manifest.replay, lossy) if manifest.replay else (None, _Line(), ())
+            self._line, warnings = line._replace(good=self._readable(step)), (*warnings, *said)
         return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.surroundings))
 
-    def _load_rows(self, replay: _Replay) -> tuple[Rows, _Line]:
-        chain, rebuild = [], None
+    def _load_rows(self, replay: _Replay, lossy: bool) -> tuple[Rows, _Line, tuple[str, ...]]:
+        """The rows, what later saves go on from, and where older rows are lost a sentence that says so."""
+        chain, rebuild, said = [], None, ()
         with files.reading(self.directory):
-            for segment in self._segments(replay.newest):
-                rebuild = rebuild or _Rebuild(replay, segment)
-                chain.insert(0, _Link(segment.record, segment.first))
-                if rebuild.fill(segment):
-                    return rebuild.rows(), _Line({}, tuple(replay.heads), tuple(chain), rebuild.kinds)
-        last = self.directory / _segment_name(chain[0].record.step)
-        raise BadInput(f"{shown(last)} is damaged: rows before it are missing, restore it from a copy")
+            try:
+                for segment in self._segments(replay.newest):
+                    rebuild = rebuild or _Rebuild(replay, segment, lossy)
+                    whole = rebuild.fill(segment)
+                    chain.insert(0, _Link(segment.record, segment.first))
+                    if whole:
+                        break
+                else:
+                    last = self.directory / _segment_name(chain[0].record.step)
+                    raise BadInput(f"{shown(last)} is damaged: rows before it are missing, restore it from a copy")
+            except BadInput as problem:
+                if not lossy or not chain or rebuild is None or (rebuild.missing > replay.heads).any():
+                    raise
+                said = (
+                    f"{problem}; the run goes on without the {rebuild.lost} oldest rows of its replay, and is not the "
+                    "run that it would have been",
+                )
+        return rebuild.rows(), _Line({}, tuple(replay.heads), tuple(chain), rebuild.kinds), said
 
     def _segments(self, record: _Record | None) -> Iterator[_Segment]:
         """A segment and those before it, newest first."""
