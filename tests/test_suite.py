@@ -28,7 +28,8 @@ def write_run(folder: Path, settings: Settings, upto: int | None = None) -> Path
     settings, agent = resolve(settings)
     folder.mkdir(parents=True)
     table = {"format": 1, "algo": "sac", "env": settings.env, "seed": settings.seed, "steps": settings.steps}
-    table |= {"spaces": {}, "settings": plain_settings(settings), "agent": to_plain(agent)}
+    spaces = {"observation_shape": [3], "observation_dtype": "float32", "action_low": [-2.0], "action_high": [2.0]}
+    table |= {"spaces": spaces, "settings": plain_settings(settings), "agent": to_plain(agent)}
     (folder / "config.toml").write_text(tomli_w.dumps(table))
     last = settings.steps if upto is None else upto
     (folder / "eval.csv").write_text(f"step,env_step,seed,mean_return\n0,0,0,1.0\n{last},{last},0,2.0\n")
