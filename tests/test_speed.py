@@ -32,6 +32,11 @@ def test_a_product_whose_result_is_not_used_does_not_count():
     assert speed.products(lambda x: (x @ x, x + 1)[1], jnp.ones((3, 3))) == []
 
 
+def test_a_branch_that_is_rarely_taken_does_not_count():
+    rare = lambda x, now: jax.lax.cond(now % 100 == 99, lambda x: x @ x @ x, lambda x: x, x) @ x
+    assert sum(p.flop for p in speed.products(rare, jnp.ones((3, 3)), 0)) == 2 * 3**3
+
+
 def test_a_convolution_counts_its_windows():
     image, kernel = jnp.ones((2, 9, 9, 3)), jnp.ones((3, 3, 3, 4))
     convolve = lambda x, k: jax.lax.conv_general_dilated(

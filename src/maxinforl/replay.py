@@ -120,7 +120,7 @@ class Replay(eqx.Module):
         """Environment and row of transitions drawn with replacement, each alike to one part in 2**32 / their number."""
         count = self.pushed - self.popped
         bound = jnp.cumsum(count)
-        index = (jax.random.bits(key, shape) % bound[-1].astype(jnp.uint32)).astype(jnp.int32)
+        index = (jax.random.bits(key, shape) % jnp.maximum(bound[-1], 1).astype(jnp.uint32)).astype(jnp.int32)
         lane = (index[..., None] >= bound).sum(-1)
         nth = index - (bound - count)[lane]
         return lane, self.starts[lane, (self.popped[lane] + nth) % self.rows]
@@ -173,7 +173,7 @@ def _put(column: Array, *writes: tuple[Array, Any, Array]) -> Array:
     lanes, rows, *_ = column.shape
     nowhere = (jnp.full(lanes, rows), 0, jnp.zeros(lanes, bool))
     writes = (*writes, nowhere) if len(writes) == 1 else writes
-    row = jnp.stack([jnp.where(where, row, rows) for row, _, where in writes], 1)
+    row = jnp.stack([jnp.where(where, row, rows + i) for i, (row, _, where) in enumerate(writes)], 1)
     like = lambda value: jnp.broadcast_to(jnp.asarray(value, column.dtype), (lanes, *column.shape[2:]))
     value = jnp.stack([like(value) for _, value, _ in writes], 1)
     return column.at[jnp.arange(lanes)[:, None], row].set(value, mode="drop", unique_indices=True)

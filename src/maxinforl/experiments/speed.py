@@ -121,8 +121,10 @@ class Count:
                 shapes = tuple((v.aval.shape, v.aval.dtype) for v in equation.invars)
                 params = tuple(equation.params.items())
                 self.found.append(Product(equation.primitive, params, shapes, self.times, varying))
-            for jaxpr, _ in inner:
-                self.found += self.inside(jaxpr, equation.params if name == "scan" else {}, varying)
+            parts = [self.inside(jaxpr, equation.params if name == "scan" else {}, varying) for jaxpr, _ in inner]
+            if name == "cond":  # the rare branch, such as DrM's perturbation, is no part of an update
+                parts = [min(parts, key=lambda part: sum(product.flop for product in part))]
+            self.found += [product for part in parts for product in part]
         return list(self.known[key])
 
     def inside(self, jaxpr: Any, scan: dict[str, Any], varying: tuple[bool, ...]) -> list[Product]:
@@ -226,18 +228,18 @@ class Subject:
         self.trainer = make_trainer(agent, [self.settings], self.settings.env, self.settings.steps)
         program, state = self.trainer.program, self.trainer.state.agent
         batch, key = random_batch(program, jax.random.key(1)), jax.random.key(2)
-        learn = lambda s, b, key: update(agent, s, b, key, clock())
-        found = products(learn, state, batch, key)
+        learn = lambda s, b, key, now: update(agent, s, b, key, now)
+        found = products(learn, state, batch, key, clock())
         self.gflop = sum(p.flop for p in found) / 1e9
         only, operands = floor(found)
         self.floor = lambda: jax.block_until_ready(only(operands))
         self._held, structure = jax.tree.flatten(jax.tree.map(jnp.copy, state))  # in pieces, as training holds it
 
-        def in_pieces(leaves, batch, key):
-            state, metrics = learn(jax.tree.unflatten(structure, leaves), batch, key)
+        def in_pieces(leaves, batch, key, now):
+            state, metrics = learn(jax.tree.unflatten(structure, leaves), batch, key, now)
             return jax.tree.leaves(state), metrics
 
-        self._learn, self._args = jax.jit(in_pieces, donate_argnums=0), (batch, key)
+        self._learn, self._args = jax.jit(in_pieces, donate_argnums=0), (batch, key, clock())
 
     def update(self) -> None:
         self._held, metrics = self._learn(self._held, *self._args)
@@ -278,11 +280,15 @@ def bench(seeds: list[Settings], repeats: int = 150, seconds: float = 0.02) -> l
     return rows
 
 
-def startup(algo: str, env: str, cache: Path) -> float:
-    """Seconds from the command to the end of the first training step, in a process of its own."""
+def startup(settings: Settings, cache: Path) -> float:
+    """Seconds from the command to the first line of its log after one training step, in a process of its own."""
+    algo, env = settings.algo, settings.env
+    given = {"algo": algo, "env": env, "uncertainty": settings.uncertainty, "batch-size": settings.batch_size}
+    given |= {"steps": 100_000, "log-every": 1, "learning-starts": 0, "eval-episodes": 0}
+    given |= {"image-size": settings.image_size} if env.startswith("pixels/") else {}
+    flags = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
     with TemporaryDirectory() as out:
-        command = ["train", "--algo", algo, "--env", env, "--steps", "100000", "--log-every", "1", "--learning-starts"]
-        command = [sys.executable, "-m", "maxinforl.cli", *command, "0", "--eval-episodes", "0", "--out", f"{out}/run"]
+        command = [sys.executable, "-m", "maxinforl.cli", "train", *flags, "--out", f"{out}/run"]
         environ = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
         began = time.perf_counter()
         process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -321,8 +327,8 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
         rows = bench(seeds)
     for settings, row in zip(seeds, rows) if start else ():
         with console.status(f"starting {escape(row.algo)} in a process of its own"), TemporaryDirectory() as cache:
-            row.cold_s = startup(row.algo, settings.env, Path(cache))
-            row.warm_s = startup(row.algo, settings.env, Path(cache))
+            row.cold_s = startup(settings, Path(cache))
+            row.warm_s = startup(settings, Path(cache))
     if json_file is not None:  # first, so that nothing is lost where the reader of the table leaves early
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}", highlight=False, markup=False, soft_wrap=True)
