@@ -615,8 +615,18 @@ def test_a_signal_while_a_run_is_made_ready_leaves_it_as_it_was(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(command, where, lambda *a: (os.kill(os.getpid(), signal.SIGTERM), inner(*a))[1])
         assert cli.main(["resume", str(out)]) == 75
-    assert "stopped: continue with" in said(capsys) and CheckpointStore(out / "checkpoints").steps()[-1] == 40
+    assert (
+        "stopped at the checkpoint of step 40: continue with" in said(capsys)
+        and CheckpointStore(out / "checkpoints").steps()[-1] == 40
+    )
     assert cli.main(["resume", str(out)]) == 0
+
+
+def test_hours_change_without_being_asked_about(tmp_path, monkeypatch):
+    out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
+    assert cli.main(["resume", str(out), "--max-hours", "1", "--batch-size", "7"]) == 2
+    assert cli.main(["resume", str(out), "--max-hours", "1"]) == 0
+    assert read_run(out)[0].max_hours == 1
 
 
 @pytest.mark.parametrize("number", loop.STOPS)

@@ -83,6 +83,7 @@ FIXED = (
     *("algo", "base", "explore", "intrinsic", "env", "env_arg", "seed", "num_envs", "capacity", "uncertainty"),
     *("loop", "preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
 )  # what the agent's arrays, the replay's rows or the task itself are made of
+FREE = ("max_hours",)  # no part of the experiment: changes without being asked about
 
 
 def flag(name: str) -> str:

@@ -12,7 +12,7 @@ import jax
 from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.settings import FIXED, Settings, check_updates, flag
+from maxinforl.settings import FIXED, FREE, Settings, check_updates, flag
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.store import CheckpointStore
@@ -53,7 +53,7 @@ def ask(runs: list[Path], given: Mapping[str, Any], override: bool) -> None:
     for directory in runs:
         settings, strategy, table = read_run(directory)
         if found := changes(settings, given):
-            if not override:
+            if not override and any(change.name not in FREE for change in found):
                 listed = "; ".join(map(str, found))
                 raise BadInput(
                     f"{directory} was begun with other settings: {listed}; add --override to change them", CHANGING

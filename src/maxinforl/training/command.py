@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -10,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -76,7 +76,9 @@ def carry_on(directories: list[Path], env: str | None = None) -> int:
             if continue_runs(directories, asked, env):
                 return 0
     whole = directories[0] if len(directories) == 1 else directories[0].parent
-    say(f"stopped: continue with `maxinforl resume {whole}`")
+    step = min(map(changes.last_step, directories))
+    where = f"at the checkpoint of step {step}" if step else "before the first checkpoint"
+    say(f"stopped {where}: continue with `maxinforl resume {whole}`")
     return PREEMPTED
 
 
@@ -115,8 +117,9 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path], asked: Ca
     except NotFinite:  # says itself what is kept
         raise
     except RunFailed as error:
-        kept = directories[0] if trainer.alone else directories[0].parent
-        raise RunFailed(f"{error} (what was learned until the last checkpoint is kept in {kept})") from error
+        step = min(map(changes.last_step, directories))
+        kept = f"what was learned until step {step} is kept" if step else "no checkpoint was written yet"
+        raise RunFailed(f"{error} ({kept})") from error
     finally:
         drive.close()
         trainer.close()
@@ -134,7 +137,9 @@ def show(member: Member, directory: Path) -> None:
         columns = read_table(inside(directory, "eval.csv"), problems, SHOWN)
         rows = list(zip(*(columns[name] for name in SHOWN))) if columns else []
     for sentence in problems:
-        say(f"[yellow]{escape(sentence)}[/]")
+        say(sentence, "yellow")
+    if member.window.skipped:
+        say(f"{member.window.skipped:.0f} steps' updates were undone: they gave numbers that are not finite", "yellow")
     if rows:
         if member.trainer.alone:
             table = Table("step", "environment steps", "mean return", "± std", "mean length", box=None, pad_edge=False)
@@ -232,7 +237,10 @@ def loaded(directory: Path, env: str | None) -> Agent:
 def evaluate(directory: Path, episodes: int, env: str | None = None) -> int:
     """Deterministic episodes of a trained agent, printed."""
     agent = loaded(directory, env)
-    result = agent.evaluate(episodes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_, **__: say(str(message), "yellow")
+        result = agent.evaluate(episodes)
     say(
         f"{title(agent.settings)} on {agent.settings.env}: return {result.returns.mean():.1f} "
         f"± {result.returns.std():.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}"

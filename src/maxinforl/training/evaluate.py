@@ -92,8 +92,10 @@ class Evaluator(Caller):
 
     def _again(self, lane: int, index: int, fault: Fault) -> np.ndarray:
         """The first observation of the same episode in an environment made anew."""
-        if self.makers is None or self._tries == 0:
+        if self.makers is None:
             raise fault
+        if self._tries == 0:
+            raise Fault(f"{fault}, one fault more than the {TRIES} that an evaluation survives") from fault
         self._tries -= 1
         self.tell(f"{fault}; it was made anew, and its episode begins again")
         with suppress(Fault):
