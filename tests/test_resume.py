@@ -632,9 +632,11 @@ def test_hours_change_without_being_asked_about(tmp_path, monkeypatch):
 @pytest.mark.parametrize("number", loop.STOPS)
 def test_a_signal_before_or_after_training_is_no_traceback(tmp_path, monkeypatch, capsys, number):
     before = signal.getsignal(signal.SIGTERM)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background have it ignored
     monkeypatch.setattr(command, "resume", lambda *a: (os.kill(os.getpid(), number), time.sleep(5)))
     assert cli.main(["resume", str(tmp_path)]) == 75 and capsys.readouterr().err.count("\n") == 1
     assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def test_a_signal_while_a_run_is_closed_does_not_undo_it(tmp_path, monkeypatch):

@@ -348,6 +348,20 @@ def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
 _listening: list[Callable] = []  # the handlers of ours that are in place
 
 
+_masks: list[Any] = []  # of signals, of forks that are under way
+
+
+def _hold_back() -> None:
+    """No signal may come between a fork and what the child forgets."""
+    if _listening:
+        _masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, STOPS))
+
+
+def _let_come() -> None:
+    if _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop())
+
+
 def _forget_in_child() -> None:
     """A forked child takes signals for itself, and does not speak for this process through its pipe."""
     if _listening:
@@ -355,9 +369,10 @@ def _forget_in_child() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_come()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child=_forget_in_child)
 
 
 @contextmanager
