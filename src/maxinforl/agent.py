@@ -372,10 +372,7 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
 
 
 def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
-    if type(meta.get("format")) is not int or meta["format"] < 1:
-        raise BadInput(f"{path} is not a saved agent: name what Agent.save wrote")
-    if meta["format"] > FORMAT:
-        raise BadInput(f"{path} was written by a newer maxinforl ({meta.get('maxinforl')}): upgrade to load it")
+    files.check_format(meta.get("format"), FORMAT, path, "a saved agent")
     try:
         strategy = config.from_plain(meta["agent"], custom=custom)
         settings = read_settings(meta["settings"])

@@ -584,3 +584,11 @@ def _npz_member(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
         if claimed > most:
             raise ValueError(f"{name} claims {claimed} bytes where {most} are allowed")
         return np.frombuffer(file.read(claimed), dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def check_format(version: Any, newest: int, path: Path, what: str) -> None:
+    """Refuses a file that is not `what` it should be, or that a later version wrote."""
+    if type(version) is not int or version < 1:
+        raise BadInput(f"{path} is not {what}: name one, or restore it from a copy")
+    if version > newest:
+        raise BadInput(f"{path} is of a newer format: upgrade maxinforl to read it")

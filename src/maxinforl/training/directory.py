@@ -187,10 +187,7 @@ def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strateg
     from maxinforl.agent import read_settings, read_spaces
 
     table = files.read_toml(files.inside(path, "config.toml"))
-    if type(table.get("format")) is not int or table["format"] < 1:
-        raise BadInput(f"{path / 'config.toml'} is not the configuration of a run: name a run, or restore its copy")
-    if table["format"] > FORMAT:
-        raise BadInput(f"{path / 'config.toml'} is of a newer format: upgrade maxinforl to read it")
+    files.check_format(table.get("format"), FORMAT, path / "config.toml", "the configuration of a run")
     for name in ("settings", "agent", "spaces"):
         if not isinstance(table.get(name), dict):
             raise BadInput(f"{path / 'config.toml'} lacks its [{name}] table")
