@@ -1,13 +1,15 @@
 """The roofline counts what it says it counts."""
 
+import importlib
 import json
+import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxinforl import cli
+from maxinforl import cli, compiling
 from maxinforl.experiments import speed
 from maxinforl.settings import Settings
 
@@ -89,3 +91,12 @@ def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
 def test_an_unknown_algorithm_is_refused_before_anything_is_built(capsys):
     assert cli.main(["bench", "speed", "--algos", "sax"]) == 2
     assert "sac" in capsys.readouterr().err
+
+
+def test_small_loops_are_one_kernel(monkeypatch):
+    draw = jax.jit(lambda key: jax.random.bits(key, (256,)))
+    assert "xla_cpu_small_call" in draw.lower(jax.random.key(0)).compile().as_text()
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    for _ in range(2):  # a user's own flags stay, ours come once
+        importlib.reload(compiling)
+        assert os.environ["XLA_FLAGS"] == f"--mine {compiling.SMALL_LOOPS}"
