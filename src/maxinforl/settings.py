@@ -198,12 +198,13 @@ def has(tree: Any, path: str) -> bool:
 def check_updates(settings: Settings) -> int:
     """Updates per dispatch: environments x update ratio, which must be whole."""
     updates = settings.num_envs * (settings.update_ratio or 1.0)
-    if updates != int(updates) or updates < 1:
+    whole = max(1, round(updates))
+    if abs(updates - whole) > 1e-6:
         raise BadInput(
             f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates "
-            "per step of them all: it must be a whole number of at least 1"
+            f"per step of them all, which must be a whole number: try --update-ratio {whole / settings.num_envs:.7g}"
         )
-    return int(updates)
+    return whole
 
 
 def title(settings: Settings) -> str:
