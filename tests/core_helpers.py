@@ -39,7 +39,7 @@ def options() -> dict:
 
 def quick(function, **more):
     """jit for programs that run a few times only."""
-    return jit(function, compiler_options=options(), **more)
+    return jit(function, **more | {"compiler_options": options()})
 
 
 # ------------------------------------------------------------ small agents

@@ -19,6 +19,7 @@ from maxinforl.replay import Replay, Transition
 INIT, STEP = 0, 1  # streams of random numbers
 LOOK = 16  # agent steps between two looks at all weights and moments
 RECENT = 64  # transitions on which the intrinsic model's error is measured
+ONCE = {"xla_backend_optimization_level": 0}  # for programs that run once: they compile in half the time
 
 
 def stream(seed: Array, name: int, step: Array | int = 0) -> Array:
@@ -143,20 +144,24 @@ class Program:
         most = self.updates // self.agent.base.utd
         return next((r for r in range(most, 0, -1) if self.updates % r == 0), 1)
 
-    def compiled(self, name: str, function: Callable, in_axes, out_axes, donate: tuple[int, ...] = ()) -> Callable:
+    def compiled(
+        self, name: str, function: Callable, in_axes, out_axes, donate: tuple[int, ...] = (), options: Any = None
+    ) -> Callable:
         def counted(*args):
             self.traces[name] += 1
             return function(*args)
 
         mapped = counted if self.seeds is None else jax.vmap(counted, in_axes, out_axes)
-        dispatch = jax.jit(lambda *args: pack(mapped(*map(unpack, args))), donate_argnums=donate)
+        dispatch = jax.jit(
+            lambda *args: pack(mapped(*map(unpack, args))), donate_argnums=donate, compiler_options=options
+        )
         return lambda *args: dispatch(*map(pack, args))
 
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
-        """A fresh state; no two leaves share a buffer, so that it can be donated."""
+        """A fresh state; outputs of one program share no buffer, so that it can be donated."""
         init = lambda seed: self.agent.init(stream(seed, INIT), self.spec)
-        agent = jax.jit(init if self.seeds is None else jax.vmap(init))(seed)
-        return TrainState(jax.tree.map(jnp.copy, agent), replay, clock(total=total), jnp.copy(seed))
+        agent = jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)(seed)
+        return TrainState(agent, replay, clock(total=total), jnp.copy(seed))
 
     # ------------------------------------------------------------ one dispatch per agent step
 
@@ -205,7 +210,7 @@ class Program:
 
         programs = {
             uniform: self.compiled(
-                "begin", lambda s, obs, u=uniform: begin(s, obs, u), (PER_SEED, 0), (PER_SEED, 0), (0,)
+                "begin", lambda s, obs, u=uniform: begin(s, obs, u), (PER_SEED, 0), (PER_SEED, 0), (0,), ONCE
             )
             for uniform in (False, True)
         }
