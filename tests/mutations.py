@@ -422,6 +422,14 @@ PIXELS = [
     m("the newest stack crosses a reset", "replay.py",
       "(now, 0, over | cut)),", "(now, age + 1, over | cut)),",
       f"{FRAMES}::test_22_a_stack_never_crosses_a_reset"),
+    m("evaluation stacks the newest frame first", "training/evaluate.py",
+      "np.concatenate([self.frames[lane][..., self.channels :], frame], -1)",
+      "np.concatenate([frame, self.frames[lane][..., : -self.channels]], -1)",
+      f"{FRAMES}::test_evaluation_stacks_as_the_replay_does"),
+    m("evaluation keeps old frames over a reset", "training/evaluate.py",
+      "self.frames[lane] = np.concatenate([frame] * (self.frames.shape[-1] // frame.shape[-1]), -1)",
+      "self.push(lane, frame)",
+      f"{FRAMES}::test_evaluation_stacks_as_the_replay_does"),
 ]  # fmt: skip
 
 MUTATIONS = CORE + ALGORITHMS + PIXELS

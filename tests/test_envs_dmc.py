@@ -134,4 +134,18 @@ def test_pixels(name):
 
 
 def test_the_quadruped_is_seen_by_its_own_camera():
-    assert DMControl("quadruped-walk").camera == 2 and DMControl("walker-run").camera == 0
+    assert DMControl("walker-run").camera == 0
+
+    def seen(**camera: int) -> np.ndarray:
+        env = DMControl("quadruped-walk", "rgb_array", 16, fast_render=True, **camera)
+        env.reset(seed=0)
+        return env.render()
+
+    np.testing.assert_array_equal(seen(), seen(camera=2))
+    assert (seen() != seen(camera=0)).any()
+
+
+@pytest.mark.parametrize("camera", [9, 1.0, "lookatcart"])
+def test_a_camera_is_a_number_that_the_task_has(camera):
+    with pytest.raises(BadInput, match=r"has the cameras 0 to [0-9]+, and -1 moves freely"):
+        DMControl("cartpole-balance", "rgb_array", 16, camera)

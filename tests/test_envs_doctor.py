@@ -33,7 +33,7 @@ def test_missing_extras_do_not_fail_and_name_the_command(monkeypatch):
 
 
 def test_too_little_memory_fails(monkeypatch):
-    monkeypatch.setattr(doctor, "free_bytes", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 4 * doctor.GIB)
     console = Console(file=io.StringIO(), width=200)
     assert doctor.main(console, replay_bytes=21 * doctor.GIB) == 1
     assert "smaller replay" in console.file.getvalue()
@@ -72,12 +72,12 @@ def test_gpu_preallocation_is_reported(monkeypatch):
 
 
 def test_free_memory_is_positive_where_it_can_be_read():
-    free = doctor.free_bytes()
+    free = doctor.available_memory()
     assert free is None or free > 0
 
 
 def test_the_memory_of_a_configured_run(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "free_bytes", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 4 * doctor.GIB)
     quick = lambda: [doctor.memory(seen[-1])]
     seen = []
     monkeypatch.setattr(doctor, "checks", lambda replay_bytes=0: seen.append(replay_bytes) or quick())

@@ -64,6 +64,17 @@ def test_a_renderer_that_is_not_installed_is_bad_input():
     pool.envs[0].unwrapped.render = render
     with pytest.raises(BadInput, match="cannot render: pygame is not installed"):
         pool.reset()
+    pool.envs[0].unwrapped.render = lambda: None
+    with pytest.raises(BadInput, match="this environment renders nothing"):
+        pool.reset()
+
+
+def test_a_renderer_of_mujoco_that_fails_names_the_package():
+    pool = make_pool("pixels/pendulum-hanging", image_size=16, max_faults=0)
+    pool.envs[0].unwrapped.mujoco_renderer = None  # as Gymnasium's MuJoCo tasks have
+    pool.envs[0].unwrapped.render = lambda: 1 / 0
+    with pytest.raises(RunFailed, match=r"rendering failed \(ZeroDivisionError.*libegl1 and libgl1"):
+        pool.reset()
 
 
 def test_episode_seeds_are_stable_and_apart():

@@ -14,6 +14,7 @@ from maxinforl.core.schedules import constant
 from maxinforl.core.types import Shaping, Spec, clock
 from maxinforl.core.update import Program, TrainState
 from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.training.evaluate import Stack
 from pixel_helpers import SPEC, named
 
 KEY = jax.random.key(0)
@@ -197,3 +198,17 @@ def test_a_whole_step_of_training_writes_in_place():
     t = Transition(like(jnp.float32, 2), like(jnp.float32), flag, flag, frame, frame, flag)
     memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 120_000 * 16 * 16 * 3 / 4
+
+
+def test_evaluation_stacks_as_the_replay_does():
+    """Invariant 22 where nothing is stored: full of the first frame at a reset, then oldest first."""
+    replay = Replay.create(1, 32, (1, 1, 1), jnp.uint8, 2, 3).begin(paint([7]))
+    stack = Stack(np.array(paint([7])), 3)
+    for frame, ended in ((8, False), (9, False), (10, True), (21, False), (22, False)):
+        shown = paint([20 if ended else frame])
+        yes = jnp.array([ended])
+        step = Transition(jnp.zeros((1, 2)), jnp.zeros(1), yes, ~yes & yes, paint([frame]), shown, yes | ~yes)
+        replay = adder()(replay, step)
+        stack.fill(0, np.array(shown[0])) if ended else stack.push(0, np.array(shown[0]))
+        np.testing.assert_array_equal(stack.frames, replay.latest())
+    assert stack.frames.ravel().tolist() == [20, 21, 22]

@@ -20,6 +20,7 @@ import pytest
 import maxinforl
 from maxinforl import cli
 from maxinforl.agent import Agent
+from maxinforl.algorithms import NOISES
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents
 from maxinforl.errors import BadInput, RunFailed
@@ -487,6 +488,13 @@ def test_presets_state_differences_and_flags_win():
     _, agent = resolve(Settings(algo="maxinfo-sac", env="h1-run", preset="none", uncertainty="light"))
     assert agent.base.hidden == (256, 256) and agent.intrinsic.hidden == (64, 64)
     assert resolve(Settings(algo="sac", env="dmc/walker-run"))[0].action_repeat == 2
+    settings, agent = resolve(Settings(algo="maxinfo-drq", env="pixels/dmc/reacher-hard"))
+    assert (settings.action_repeat, agent.intrinsic.hidden, agent.base.lr) == (2, (256, 256), 3e-4)
+    for env in ("pixels/dmc/humanoid-run", "pixels/dmc/dog-walk"):
+        _, agent = resolve(Settings(algo="maxinfo-drm", env=env))
+        assert agent.base.hidden == agent.intrinsic.hidden == (1024, 1024) and agent.base.encoder.latent == 100
+        assert agent.base.lr == agent.intrinsic.lr == agent.weight.lr == 8e-5
+        assert agent.base.noise == NOISES["linear-long"]
     assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1"))[0].learning_starts == 500
     assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1", learning_starts=3))[0].learning_starts == 3
 
@@ -505,6 +513,8 @@ BAD = [
     (["--batch-size", "0"], "--batch-size"),
     (["--num-envs", "0"], "--num-envs"),
     (["--eval-every", "0"], "--eval-every"),
+    (["--env", "pixels/pendulum-hanging", "--algo", "drq", "--image-size", "12"], "images of 12x12 are too small"),
+    (["--video", "--eval-episodes", "0"], "--video films evaluations"),
     (["--update-ratio", "0.5"], "whole number"),
     (["--update-ratio", "-1"], "at least 1"),
     (["--action-cost", "-1"], "--action-cost"),
@@ -641,6 +651,26 @@ def test_a_loss_that_is_not_finite_stops_or_is_skipped(tmp_path, capsys):
     assert cli.main([*command, "--on-nan", "skip", "--out", str(tmp_path / "skip")]) == 0
     assert metrics(tmp_path / "skip")[-1]["train/skipped"] == 1.0
     assert all(np.isfinite(v).all() for v in saved_weights(tmp_path / "skip").values() if v.dtype == np.float32)
+
+
+def test_an_agent_that_sees_trains_and_is_evaluated(tmp_path):
+    """Frames, stacks, the encoder and evaluation through the whole command."""
+    small = ["--image-size", "16", "--batch-size", "4", "--set", "base.hidden=[8]", "--set", "base.encoder.latent=4"]
+    command = ["train", "--algo", "drq", "--env", "pixels/pendulum-hanging", "--steps", "12", *small]
+    command += ["--eval-every", "12", "--eval-episodes", "1", "--log-every", "6", "--learning-starts", "4"]
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
+    assert [row["step"] for row in metrics(tmp_path / "run")] == [6, 12]
+    agent = maxinforl.load(tmp_path / "run")
+    assert agent.observation_space.shape == (16, 16, 3)
+    (played,) = agent.evaluate(1).returns
+    last = (tmp_path / "run" / "eval.csv").read_text().splitlines()[-1].split(",")
+    assert int(last[0]) == 12 and np.isfinite(played)
+
+
+def test_what_cannot_be_filmed_is_refused_before_training(tmp_path, capsys):
+    command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "20", *FLAGS, "--video"]
+    assert cli.main([*command, "--out", str(tmp_path / "run")]) == 2
+    assert "render" in capsys.readouterr().err and not (tmp_path / "run" / "checkpoints" / "step-000000020").exists()
 
 
 def test_a_video_of_the_last_evaluation(tmp_path):

@@ -23,7 +23,7 @@ from maxinforl.algorithms import Algo
 from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import INIT, Program, stream
 from maxinforl.envs.wrapper import rescale
-from maxinforl.errors import BadInput, unknown
+from maxinforl.errors import BadInput, Told, unknown
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, check_count, resolve, title
 from maxinforl.training import checkpoint
@@ -265,6 +265,8 @@ def outline(init: Callable[[], Any]) -> Any:
     """Shapes and types of what `init` would make of a configuration, which may be any."""
     try:
         return jax.eval_shape(init)
+    except Told:
+        raise
     except Exception as error:
         why = files.shown(f"{type(error).__name__}: {error}".split("\n")[0])
         raise BadInput(f"no agent can be made of the configuration ({why}): correct or restore it") from error

@@ -159,5 +159,5 @@ def with_noise(agent: Strategy, noise: str) -> Strategy:
     if noise not in NOISES:
         raise unknown("noise", noise, NOISES)
     if agent.base.policy.entropic:
-        raise BadInput(f"--noise {noise} has no effect on a policy that is random itself: it is for drqv2 and drm")
+        raise BadInput(f"the noise {noise!r} has no effect on a policy that is random itself: it is for drqv2 and drm")
     return replace(agent, base=replace(agent.base, noise=NOISES[noise]))

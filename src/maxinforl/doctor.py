@@ -5,7 +5,6 @@ import subprocess
 import sys
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from rich.table import Column, Table
 
 from maxinforl.envs import gl
 from maxinforl.settings import Settings
+from maxinforl.training.loop import available_memory
 
 DEFAULT_ENV = Settings.env
 GIB = 2**30
@@ -93,34 +93,12 @@ def preallocation() -> Check:
 
 
 def memory(replay_bytes: int) -> Check:
-    free = free_bytes()
+    free = available_memory()
     if free is None:
         return Check("memory", True, "cannot be read on this system")
     need = replay_bytes + GIB // 2
     detail = f"{free / GIB:.1f} GiB free, the run takes about {need / GIB:.1f} GiB"
     return Check("memory", need <= free, detail, "ask for a smaller replay buffer", required=True)
-
-
-def free_bytes() -> int | None:
-    """What the system and this process's control group leave, or None where neither says."""
-    limits = [_system_free(), _group_free()]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _system_free() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
-
-
-def _group_free() -> int | None:
-    try:
-        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
-        return int(limit) - int(used)
-    except (OSError, ValueError):  # no group, or the limit is the word "max"
-        return None
 
 
 def default_environment() -> Check:

@@ -141,10 +141,15 @@ PRESETS = (
         agent=(("base.hidden", (512, 512)), *learning_rates(5e-5)),
     ),
     Preset(
+        "pixels",
+        "images: the paper's ensemble, which costs little beside convolutions (the light one was judged on states)",
+        envs=("pixels/*",),
+        settings=(("uncertainty", "paper"),),
+    ),
+    Preset(
         "pixels-large",
         "humanoid and dog from pixels: wide networks, a larger latent, 8e-5 for baseline and method (conflict C18)",
         envs=("pixels/dmc/humanoid-*", "pixels/dmc/dog-*"),
-        settings=(("uncertainty", "paper"),),
         agent=(
             ("base.hidden", (1024, 1024)),
             ("base.encoder.latent", 100),

@@ -39,8 +39,9 @@ class DMControl(gym.Env):
         self.camera = CAMERA.get(domain, 0) if camera is None else camera
         self._camera = None
         gl.fit(self.task.physics.model, size, shadows=not fast_render)
-        if self.camera not in range(-1, self.task.physics.model.ncam):
-            raise BadInput(f"dmc/{name} has {self.task.physics.model.ncam} cameras, and {camera!r} is none of them")
+        cameras = self.task.physics.model.ncam
+        if not isinstance(self.camera, int) or self.camera not in range(-1, cameras):
+            raise BadInput(f"dmc/{name} has the cameras 0 to {cameras - 1}, and -1 moves freely: {camera!r} is none")
         spec = self.task.observation_spec()
         self.observation_parts = [(name, int(np.prod(part.shape))) for name, part in spec.items()]
         width = sum(size for _, size in self.observation_parts)

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,13 @@ def rendered(render: Callable[[], Any]) -> np.ndarray:
     try:
         return np.array(render())
     except Exception as error:
-        raise RunFailed(f"rendering failed ({type(error).__name__}: {error}): {FIX}") from error
+        what = f"{type(error).__name__}: {error}".split("\n")[0]
+        raise RunFailed(f"rendering failed ({what}): {FIX}") from error
+
+
+def raised(error: Exception) -> bool:
+    """Whether an error comes out of OpenGL."""
+    return any("/OpenGL/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
 def fit(model: Any, size: int, *, shadows: bool) -> None:

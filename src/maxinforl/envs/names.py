@@ -1,5 +1,6 @@
 """Which environment a name means, and how it is built."""
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -74,6 +75,12 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
         raise BadInput(f"the environment '{name}' needs a package that is not installed: {error}") from error
     except gym.error.Error as error:
         raise BadInput(f"the environment '{name}' cannot be made: {error}") from error
+    except Exception as error:
+        if isinstance(error, TypeError) and "'render_mode'" in str(error):
+            raise BadInput(f"the environment '{name}' cannot render: it takes no render_mode") from error
+        if gl.raised(error):
+            raise BadInput(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} does not work ({error}): {gl.FIX}") from error
+        raise
     if "mujoco" in sys.modules:
         gl.log_warnings(sys.modules["mujoco"])
     return env

@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from maxinforl.envs import gl
 from maxinforl.errors import EXTRAS, BadInput, RunFailed
 
 
@@ -18,13 +19,23 @@ class Frames:
         self.space = spaces.Box(0, 255, (size, size, 3), np.uint8)
 
     def __call__(self, raw: Any) -> np.ndarray:
-        try:
-            frame = np.asarray(self.env.render())
-        except gym.error.DependencyNotInstalled as error:
-            raise BadInput(f"this environment cannot render: {error}", EXTRAS) from error
-        if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
-            raise RunFailed(f"render gave {frame.dtype} of shape {frame.shape} and not a uint8 HxWx3 frame")
-        return np.array(frame) if frame.shape[:2] == (self.size, self.size) else resize(frame, self.size)
+        frame = picture(self.env)
+        return frame if frame.shape[:2] == (self.size, self.size) else resize(frame, self.size)
+
+
+def picture(env: gym.Env) -> np.ndarray:
+    """What an environment renders, as a fresh uint8 HxWx3 array, or a sentence that says why there is none."""
+    try:
+        mujoco = hasattr(env.unwrapped, "mujoco_renderer")  # Gymnasium's own, which names no package that it lacks
+        frame = gl.rendered(env.render) if mujoco else env.render()
+    except gym.error.DependencyNotInstalled as error:
+        raise BadInput(f"this environment cannot render: {error}", EXTRAS) from error
+    if frame is None:
+        raise BadInput("this environment renders nothing: its render() must give a frame in the mode rgb_array")
+    frame = np.array(frame)
+    if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != np.uint8:
+        raise RunFailed(f"render gave {frame.dtype} of shape {frame.shape} and not a uint8 HxWx3 frame")
+    return frame
 
 
 def resize(frame: np.ndarray, size: int) -> np.ndarray:

@@ -198,6 +198,10 @@ def bounds(part: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
     if is_image(part):
         raise BadInput("the observation mixes an image with other parts: keep one of them before you pass it in")
     if isinstance(part, spaces.Box):
+        if len(part.shape) > 2 and part.dtype == np.uint8:
+            raise BadInput(
+                f"the observation has shape {part.shape}: give single HxWxC images, which --frame-stack puts together"
+            )
         if len(part.shape) > 2:
             raise BadInput(f"the observation is a {part.dtype} image of shape {part.shape}: images must be uint8")
         return part.low.ravel().astype(np.float32), part.high.ravel().astype(np.float32)

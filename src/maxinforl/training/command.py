@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from maxinforl import files
-from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings
+from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings, read_spaces
 from maxinforl.envs import Caller, Watchdog, check_name
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.experiments.rundir import noting, read_table
@@ -82,21 +83,24 @@ def carry_on(directories: list[Path], env: str | None = None) -> int:
     return PREEMPTED
 
 
-def describe(trainer: Trainer, directories: list[Path]) -> None:
-    s, seeds = trainer.settings, [member.settings.seed for member in trainer.members]
-    memory = replay_bytes(s, s.steps, trainer.observation_space, trainer.action_space, len(seeds)) / 1e6
-    ensemble = f", {s.uncertainty} ensemble" if hasattr(trainer.strategy, "intrinsic") else ""
-    which = f"seed {s.seed}" if trainer.alone else f"seeds {', '.join(map(str, seeds))} in one program"
-    where = directories[0] if trainer.alone else directories[0].parent
+def describe(saved: Saved, directories: list[Path], observation: Box, action: Box) -> None:
+    """What begins, with the memory that it is about to take."""
+    s, seeds, alone = saved.settings[0], [own.seed for own in saved.settings], len(directories) == 1
+    memory = replay_bytes(s, s.steps, observation, action, len(seeds)) / 1e6
+    ensemble = f", {s.uncertainty} ensemble" if hasattr(saved.strategy, "intrinsic") else ""
+    which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
+    where = directories[0] if alone else directories[0].parent
     rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
     say(Text.assemble((title(s), "bold"), " on ", (s.env, "bold"), rest))
 
 
 def check_extras(settings: Settings) -> None:
-    """Refuses what an extra that is not installed would do, before anything begins."""
+    """Refuses what an extra that is not installed would do, and films of nothing, before anything begins."""
     for name, module in (("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("video", "imageio_ffmpeg")):
         if getattr(settings, name) and find_spec(module) is None:
             raise missing_extra(name, f"--{name}")
+    if settings.video and settings.eval_episodes == 0:
+        raise BadInput("--video films evaluations: give --eval-episodes of at least 1")
 
 
 def optional_sinks(settings: Settings, directory: Path) -> list[Sink]:
@@ -196,8 +200,8 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool], env: str |
         say(f"{whole} is finished: {saved.step} of {first.steps} steps")
         return True
     check_name(first.env, env)
+    describe(saved, directories, *read_spaces(saved.tables[0]["spaces"]))
     trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps, bool(saved.checkpoints))
-    describe(trainer, directories)
     calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
     with Watchdog(first.env_timeout, calling):
         for sentence in take_up(trainer, saved):

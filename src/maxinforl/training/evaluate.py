@@ -77,10 +77,16 @@ class Evaluator(Caller):
                 returns[lane] += float(reward)
                 lengths[lane] += 1
                 if watch is not None and lane == 0:
-                    watch(self.envs[0])
+                    self._call(0, watch, self.envs[0])
                 if any(ended):
                     running.remove(lane)
         return Evaluation(returns, lengths)
+
+    def look(self, watch: Callable) -> None:
+        """Shows `watch` how an episode begins."""
+        self._tries = 0
+        self._begin(0, 0)
+        self._call(0, watch, self.envs[0])
 
     def _begin(self, lane: int, index: int) -> np.ndarray:
         try:

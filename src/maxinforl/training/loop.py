@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -43,12 +44,24 @@ def rows_for(steps: int, settings: Settings) -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had, where the system says."""
+    """Bytes that the system and this process's control group leave, or None where neither says."""
+    limits = [_system_free(), _group_free()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _system_free() -> int | None:
     try:
-        with open("/proc/meminfo") as lines:
-            table = dict(line.split(":") for line in lines)
-        return int(table["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    except (OSError, ValueError):
+        return None
+
+
+def _group_free() -> int | None:
+    try:
+        limit, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        return int(limit) - int(used)
+    except (OSError, ValueError):  # no group, or the limit is the word "max"
         return None
 
 
@@ -188,8 +201,11 @@ class Trainer:
         obs, action = self.observation_space, self.action_space
         check_memory(self.settings, steps, obs, action, len(self.seeds))
         rows = rows_for(steps, self.settings)
-        replay = Replay.create(self.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
-        return self.joined([replay] * len(self.seeds), jnp.stack)
+        create = lambda: Replay.create(self.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
+        if self.alone:
+            return create()
+        zeros = lambda column: jnp.zeros((len(self.seeds), *column.shape), column.dtype)
+        return jax.tree.map(zeros, jax.eval_shape(create))  # never two copies of what may be most of the memory
 
     def joined(self, parts: Sequence[Any], stack: Callable = np.stack) -> Any:
         """What each seed has as one tree: with a leading axis of seeds where there are several."""
@@ -200,8 +216,9 @@ class Trainer:
 
     def make_room(self, steps: int) -> None:
         """Rows for `steps` more transitions of a seed, where the capacity allows and nothing was overwritten yet."""
-        if self.alone:
-            replay = self.state.replay.grow(rows_for(self.step + steps, self.settings))
+        if self.alone and (rows := rows_for(self.step + steps, self.settings)) > self.state.replay.rows:
+            check_memory(self.settings, self.step + steps, self.observation_space, self.action_space)
+            replay = self.state.replay.grow(rows)
             self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
 
     def replan(self, total: int) -> None:

@@ -75,6 +75,11 @@ class Run:
         """Which evaluation the step calls for, which decides its seeds."""
         return self.member.step // self.member.settings.eval_every
 
+    def check_film(self) -> None:
+        """Draws one frame, so that what cannot be filmed is refused before any training."""
+        if self.evaluator is not None:
+            self.evaluator.look(Video(self.evaluator.fps).watch)
+
     def film(self) -> None:
         """Plays the last evaluation once more and keeps its first episode as a video."""
         if self.evaluator is not None and self.directory is not None:
@@ -131,6 +136,8 @@ class Drive:
         with self.progress, nullcontext(self.asked) if self.asked else signals() as asked:
             if asked():  # while it was made ready: it is where its last checkpoint is
                 return False
+            if settings.video:
+                self.runs[0].check_film()
             if self.trainer.step == 0:
                 self.evaluate()
             while (step := self.trainer.step) < last:

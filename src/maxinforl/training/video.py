@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from maxinforl import files
-from maxinforl.errors import BadInput, missing_extra
+from maxinforl.envs.pixels import picture
+from maxinforl.errors import missing_extra
 
 
 class Video:
@@ -23,10 +24,7 @@ class Video:
         self.imageio, self.fps, self.frames = imageio, fps, []
 
     def watch(self, env: Any) -> None:
-        frame = env.render()
-        if frame is None:
-            raise BadInput("--video: this environment renders nothing in rgb_array mode")
-        frame = np.asarray(frame)
+        frame = picture(env)
         height, width = (n - n % 2 for n in frame.shape[:2])  # the codec takes even sizes only
         self.frames.append(frame[:height, :width])
 
