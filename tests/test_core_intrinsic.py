@@ -96,6 +96,15 @@ def test_disagreement_of_a_case_made_by_hand():
     np.testing.assert_allclose(got, 2**0.5 * (1.5 + 0.25), rtol=1e-5)
 
 
+def test_the_logarithm_of_the_disagreement():
+    """Spec 2.6: mean of log(1e-6 + var) within each block, sum over blocks; finite where the members agree."""
+    spec = LatentSpec(2, 1, 0, delta=True)
+    wonder = Disagreement(members=2, hidden=(8,), log=True)
+    model = saying(model_of(wonder, spec), [[0.0, 1.0, 5.0], [2.0, 5.0, 5.0]])  # variances 2, 8 and 0
+    got = wonder.score(model, jnp.zeros((3, 2)), jnp.zeros((3, 1)))
+    np.testing.assert_allclose(got, (np.log(2) + np.log(8)) / 2 + np.log(1e-6), rtol=1e-5)
+
+
 def test_curiosity_of_a_case_made_by_hand():
     """Spec 2.6: squared error of the mean prediction in normalised units, mean within a block, sum over blocks."""
     spec, wonder = LatentSpec(2, 1, 0, delta=True), Curiosity(members=2, hidden=(8,))
@@ -119,6 +128,17 @@ def test_learned_noise_divides_the_variance():
     np.testing.assert_allclose(gain.score(model, Z, A), (np.log(1 + 1 / 0.25) + np.log(1 + 4)) / 2, rtol=1e-4)
     model, metrics = gain.update(model_of(gain), latents())
     assert np.isfinite(metrics["explore/model_error"])
+
+
+def test_learned_noise_is_trained_by_the_likelihood():
+    """The loss is minus the log-likelihood of a Gaussian without its constant; the error beside it is plain."""
+    gain = InfoGain(members=2, hidden=(8,), aleatoric=True)
+    inverse = lambda std: float(np.log(np.expm1(std)))
+    model = saying(model_of(gain), [[0.0, 1.0, inverse(0.5), inverse(2.0)], [3.0, 1.0, inverse(1.0), inverse(2.0)]])
+    loss, error = gain.loss(model.members, jnp.zeros((4, 2)), jnp.asarray([[1.0, 5.0]] * 4))
+    by_hand = [1 / (2 * 0.25) + np.log(0.5), 16 / (2 * 4) + np.log(2), 4 / 2 + 0.0, 16 / (2 * 4) + np.log(2)]
+    np.testing.assert_allclose(loss, np.mean(by_hand), rtol=1e-5)
+    np.testing.assert_allclose(error, (1 + 16 + 4 + 16) / 4, rtol=1e-5)
 
 
 def test_sum_and_mean_are_the_same_once_standardised():

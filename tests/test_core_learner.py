@@ -30,6 +30,8 @@ from core_helpers import (
 )
 from maxinforl.algorithms import BASES
 from maxinforl.core.actor_critic import ActorCritic, polyak
+from maxinforl.core.policies import NoisyDeterministic
+from maxinforl.core.schedules import Linear
 from maxinforl.core.types import Latents, Shaping
 from maxinforl.core.update import update
 from maxinforl.explore import Fixed, MaxInfo, Plain, Tied
@@ -352,9 +354,33 @@ def test_a_round_of_critic_steps_is_those_steps_one_by_one(names):
     close(run(agent, s, data), one, 1e-4, 1e-5)
 
 
+# ------------------------------------------------------------ DroQ
+
+
+def test_dropout_follows_its_key_in_values_and_targets():
+    """The same without a key, another draw with another, and a target with draws of its own."""
+    agent, batch = small("droq"), batches()
+    base, s = replace(agent.base, dropout=0.1), fresh(agent).learner
+    ones, twos = KEY, jax.random.key(1)
+    q = lambda key, critic=s.params.critic: np.asarray(base.q(critic, batch.obs, batch.action, key))
+    np.testing.assert_array_equal(q(None), q(None))
+    np.testing.assert_array_equal(q(ones), q(ones))
+    assert (q(ones) != q(twos)).any() and (q(ones) != q(None)).any()
+    twins = replace(s.params.critic, heads=jax.tree.map(lambda x: x[:, [0, 0]], s.params.critic.heads))
+    np.testing.assert_array_equal(*q(None, twins)[0])
+    assert (q(ones, twins)[0, 0] != q(ones, twins)[0, 1]).any()  # a draw for each critic
+    target = lambda base, key: base.target(s, batch, nothing(batch), key, NOW, Shaping())[0]
+    missing = lambda key: np.asarray(target(base, key) - target(replace(base, dropout=0.0), key))
+    assert missing(ones).any() and (missing(ones) != missing(twos)).any()
+
+
 def test_the_papers_numbers():
-    """Spec 3.1, 3.3, 3.5 and 3.20."""
+    """Spec 3.1, 3.3, 3.5 and 3.20; DroQ (Hiraoka et al. 2022); DDPG with TD3's twin critics and clipped noise."""
     sac, redq, oac = BASES["sac"], BASES["redq"], BASES["oac"]
+    droq, ddpg = BASES["droq"], BASES["ddpg"]
+    assert (droq.critics, droq.subset, droq.reading, droq.utd) == (2, 2, "mean", 20)
+    assert droq == replace(sac, reading="mean", layer_norm=True, dropout=0.01, utd=20)
+    assert ddpg == replace(sac, policy=NoisyDeterministic(clip=0.5), noise=Linear(0.2, 0.2, 1))
     assert sac == ActorCritic()
     assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.subset) == (0.99, 0.005, 3e-4, 1.0, 2, 2)
     assert (sac.hidden, sac.reading, sac.utd, sac.nstep) == ((256, 256), "min", 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from itertools import permutations, product
 from typing import get_args
 
 import jax
@@ -11,14 +12,18 @@ import numpy as np
 import pytest
 
 from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, shrink, small
+from maxinforl import catalogue
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES, Algo, algorithm, compose, with_uncertainty
 from maxinforl.config import from_plain, override, to_plain
 from maxinforl.core.optimism import Optimism
+from maxinforl.core.plasticity import Dormant
+from maxinforl.core.schedules import Linear
 from maxinforl.core.types import Clock
 from maxinforl.core.update import update
 from maxinforl.errors import BadInput
-from maxinforl.explore import Fixed, MaxInfo, Plain, Switch, Then, Tied, Tuned
+from maxinforl.explore import Epsilon, Fixed, IntrinsicSum, MaxInfo, Plain, Switch, Then, Tied, Tuned
 from maxinforl.intrinsic import RND, Disagreement, InfoGain
+from maxinforl.settings import PRESETS
 
 VECTORS = [name for name, base in BASES.items() if not base.encoder.pixels]  # images: tests/test_pixels_*.py
 GUIDED = [name for name in STRATEGIES if name != "none"]
@@ -63,15 +68,19 @@ def test_every_state_is_stable_under_scan(base):
 # ------------------------------------------------------------ compiled
 
 
+CLASSES = ("maxinfo", "sum", "eipo", "eps")  # `then` is `eps` with another schedule
+
+
 def pairwise():
-    """Every base with every strategy; intrinsic rewards go round so that each meets each base and strategy."""
-    rounds = list(INTRINSICS)
-    chosen = [(b, "none", None) for b in VECTORS]
-    classes = ["maxinfo", "sum", "eipo", "eps"]  # `then` is `eps` with another schedule
-    for i, base in enumerate(VECTORS):
-        for j, strategy in enumerate(classes):
-            options = [n for n in rounds if (strategy, n) not in REFUSED]
-            chosen.append((base, strategy, options[(i + j) % len(options)]))
+    """Every base with every strategy, each of them with another intrinsic reward: for each base the order of rewards
+    that makes most strategies meet one that they have not met yet."""
+    rows = [list(zip(CLASSES, order)) for order in permutations(INTRINSICS)]
+    rows = [row for row in rows if not REFUSED & set(row)]
+    chosen, met = [(b, "none", None) for b in VECTORS], set()
+    for base in VECTORS:
+        row = max(rows, key=lambda row: len(set(row) - met))
+        chosen += [(base, *pair) for pair in row]
+        met |= set(row)
     return chosen
 
 
@@ -79,12 +88,12 @@ COVER = pairwise()
 
 
 def test_the_cover_covers():
-    """All pairs of base x strategy, base x intrinsic (but those that are refused) and strategy x intrinsic."""
-    for base in VECTORS:
-        assert {(base, s) for s in ("none", "maxinfo", "sum", "eipo", "eps")} <= {c[:2] for c in COVER}
-        assert len({c[2] for c in COVER if c[0] == base and c[2]}) >= 3
-    met = {(c[1], c[2]) for c in COVER}
-    assert {(s, i) for s in ("maxinfo", "sum", "eipo", "eps") for i in INTRINSICS} - REFUSED <= met
+    """All pairs of base x strategy, base x intrinsic and strategy x intrinsic but those that are refused."""
+    guided = [c for c in COVER if c[1] != "none"]
+    assert {c[:2] for c in COVER} == set(product(VECTORS, ("none", *CLASSES)))
+    assert {(base, intrinsic) for base, _, intrinsic in guided} == set(product(VECTORS, INTRINSICS))
+    assert {c[1:] for c in guided} == set(product(CLASSES, INTRINSICS)) - REFUSED
+    assert len(COVER) == 5 * len(VECTORS)
 
 
 @pytest.mark.parametrize("parts", COVER, ids=lambda p: "-".join(x for x in p if x))
@@ -125,6 +134,22 @@ def test_a_combination_learns_and_acts_with_finite_numbers(parts):
         (lambda: algorithm("max-info-sac"), "did you mean 'maxinfo-sac'"),
         (lambda: MaxInfo(BASES["ddpg"], weight=Tied()), "deterministic policy"),
         (lambda: Tuned(start=0.0), "use Fixed for 0"),
+        (lambda: Tuned(lr=0.0), "finite number above 0"),
+        (lambda: Tuned(lr=float("inf")), "finite number above 0"),
+        (lambda: Tuned(clip=-1.0), "bound on the gradient"),
+        (lambda: IntrinsicSum(weight=Fixed(0.0)), "which must be at least 1e-08"),
+        (lambda: replace(algorithm("eipo-sac"), weight=Fixed(0.0)), "which must be at least 1e-08"),
+        (lambda: Then(period=0), "schedule.period must be at least 1"),
+        (lambda: Then(fraction=1.5), "schedule.fraction must lie between 0 and 1"),
+        (lambda: Epsilon(period=-1), "schedule.period must be at least 1"),
+        (lambda: Epsilon(at=1.0), "`at` below 1"),
+        (lambda: Epsilon(start=float("nan")), "schedule.start"),
+        (lambda: Linear(1.0, 0.1, 0), "at least 1 step"),
+        (lambda: Dormant(start=1.5), "`start` from 0 to 1"),
+        (lambda: Dormant(threshold=-0.1), "no negative `threshold`"),
+        (lambda: Dormant(sharpness=-1.0), "no negative `threshold`"),
+        (lambda: Dormant(factor=-1.0), "no negative `threshold`"),
+        (lambda: replace(BASES["sac"], critics=1), "first lower base.subset"),
         (lambda: replace(BASES["ddpg"], optimism=Optimism()), "deterministic"),
         (lambda: replace(BASES["sac"], critics=0), "base.critics must be at least 1"),
         (lambda: replace(BASES["sac"], hidden=(16, 0)), "base.hidden must be at least 1"),
@@ -181,6 +206,26 @@ def test_the_catalogue_is_the_papers():
     assert light.intrinsic.hidden == (64, 64) and with_uncertainty(light, "paper").intrinsic.hidden == (256, 256)
 
 
+def test_the_lists_are_printed_whole(capsys):
+    """`maxinforl list` with the section of the paper that each name is from, and `maxinforl list --preset`."""
+    sections = {
+        "2": "sac",
+        "3": "maxinfo-sac",
+        "3.1": "eps-maxinfo-sac",
+        "4": "disagreement-sac curiosity-sac intrinsic-sac eipo-sac drq drqv2 maxinfo-drq maxinfo-drqv2",
+        "appendix": "redq maxinfo-redq oac maxinfo-oac maxinfo-rnd-sac eps-maxinfo-curiosity-sac drm maxinfo-drm",
+        "-": "ddpg droq maxinfo-ddpg maxinfo-droq",
+    }
+    catalogue.show_algorithms()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    printed = {row[0]: row[4] for row in rows if row and row[0] in CATALOGUE}
+    assert printed == {name: section for section, names in sections.items() for name in names.split()}
+    catalogue.show_presets()
+    said = capsys.readouterr().out
+    assert all(f"\n{preset.name} " in said for preset in PRESETS)
+    assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win over presets" in said
+
+
 def test_every_part_round_trips():
     """Every value the product is made of, and one with every field changed."""
     for agent in (compose(*(p for p in parts if p)) for parts in PRODUCT):
@@ -232,7 +277,7 @@ def test_configurations_hold_names_and_numbers_only():
 
 
 def test_a_users_own_bonus_is_one_small_class():
-    """Any class with `score` joins every strategy; under MaxInfo it replaces the information gain."""
+    """A frozen dataclass on `Ensemble` with `score` joins every strategy; under MaxInfo it replaces the gain."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)

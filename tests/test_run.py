@@ -20,7 +20,7 @@ import pytest
 import maxinforl
 from maxinforl import cli
 from maxinforl.agent import Agent
-from maxinforl.algorithms import NOISES
+from maxinforl.algorithms import BASES, NOISES
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents
 from maxinforl.errors import BadInput, RunFailed
@@ -346,6 +346,21 @@ def test_schedules_say_that_they_stay():
         agent.learn(30)
 
 
+def test_a_loaded_agents_schedules_stay_where_they_were_planned(tmp_path):
+    """A file that planned nothing leaves it to `learn`; one that did is followed, which is said."""
+    agent = make("eps-maxinfo-sac")
+    agent.save(tmp_path / "new")
+    again = maxinforl.load(tmp_path / "new")
+    assert again._trainer(60).planned == 60
+    again.save(tmp_path / "planned")
+    other = maxinforl.load(tmp_path / "planned")
+    with pytest.warns(UserWarning, match="stay planned for 60 steps: pass make"):
+        trainer = other._trainer(10)
+    assert (trainer.planned, trainer.step, int(trainer.state.clock.step)) == (60, 0, 0)
+    with pytest.warns(UserWarning, match="stay planned for 60"):
+        other._trainer(61)
+
+
 @pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", "eps-maxinfo-sac", "maxinfo-rnd-sac"])
 def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
     """Of the newest 64 alone: recomputed from the replay's rows."""
@@ -467,6 +482,30 @@ def test_own_bonus_and_own_target():
     assert eager.trainer is not None and float(eager.trainer.state.agent.weight.log) > 0.005
 
 
+class Loose:
+    """Has `score`, and is no dataclass."""
+
+    def score(self, model, z, action):
+        return action.sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"intrinsic": Loose()}, "intrinsic must be a frozen dataclass on maxinforl.intrinsic.Ensemble with `score`"),
+        ({"intrinsic": Speed}, "intrinsic must be a frozen dataclass"),
+        ({"base": 3}, "base must be a frozen dataclass"),
+        ({"weight": 0.5}, "such as maxinforl.Fixed(0.5), not 0.5"),
+        ({"target": 0.5}, "target must be a function"),
+        ({"schedul": 1}, "did you mean 'schedule'"),
+    ],
+)
+def test_a_part_that_cannot_be_one_is_refused_with_the_reason(part, words):
+    with pytest.raises(BadInput) as error:
+        maxinforl.make("maxinfo-sac", "Corridor-v0", **part)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
 def test_weight_as_a_value():
     fixed = make(weight=maxinforl.Fixed(0.25), eval_episodes=0).learn(10)
     assert fixed.trainer is not None and float(fixed.trainer.state.agent.weight.log) == 0.25
@@ -497,6 +536,15 @@ def test_presets_state_differences_and_flags_win():
         assert agent.base.noise == NOISES["linear-long"]
     assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1"))[0].learning_starts == 500
     assert resolve(Settings(algo="eipo-sac", env="Pendulum-v1", learning_starts=3))[0].learning_starts == 3
+
+
+def test_updates_per_transition_are_those_of_the_base_that_is_asked_for():
+    """After `set` and parts; what the flag says wins."""
+    ratio = lambda parts=None, **asked: resolve(Settings(env="Pendulum-v1", **asked), parts)[0].update_ratio
+    assert [ratio(algo=algo) for algo in ("sac", "redq", "maxinfo-droq")] == [1, 20, 20]
+    assert ratio(algo="sac", set=(("base.utd", 20),)) == 20
+    assert ratio({"base": BASES["redq"]}, algo="maxinfo-sac") == 20
+    assert ratio(algo="redq", set=(("base.utd", 5),), update_ratio=2.0) == 2
 
 
 # ------------------------------------------------------------------ bad input

@@ -40,6 +40,13 @@ FORMAT = 1
 SAVED = "agent.safetensors"
 PREDICT = 2  # stream of random numbers
 LARGEST = 2**24  # numbers in an observation that a file may claim
+PARTS = {  # of an agent that `make` takes as objects
+    "base": "a frozen dataclass, such as maxinforl.algorithms.BASES['redq']",
+    "intrinsic": "a frozen dataclass on maxinforl.intrinsic.Ensemble with `score`",
+    "weight": "a frozen dataclass, such as maxinforl.Fixed(0.5)",
+    "target": "a function of the target policy's gains and the clock",
+    "schedule": "a frozen dataclass, such as maxinforl.explore.Then(0.5)",
+}
 
 
 class Agent:
@@ -102,12 +109,16 @@ class Agent:
             if (env := self._environment()) is None:
                 raise BadInput("this agent has no environment: pass one to load(directory, env=...)")
             check_memory(self.settings, steps, *self._spaces(), like=self._outline())
-            self.trainer = make_trainer(self.strategy, [self.settings], env, self.total_steps or steps)
+            planned = self.total_steps or steps
+            self.trainer = make_trainer(self.strategy, [self.settings], env, planned)
             if self._loaded is not None:
                 self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
-        elif self.trainer.step + steps > self.trainer.total and self.schedules:
+            stay = self.trainer.planned != planned
+        else:
+            stay = self.trainer.step + steps > self.trainer.planned
+        if stay and self.schedules:
             warnings.warn(
-                f"schedules stay planned for {self.trainer.total} steps: pass make(total_steps=...) to plan for more",
+                f"schedules stay planned for {self.trainer.planned} steps: pass make(total_steps=...) to plan for more",
                 stacklevel=3,
             )
         self.trainer.make_room(steps)
@@ -327,13 +338,13 @@ def make(
         (1,)
     """
     known = {f.name for f in fields(Settings)}
-    parts = {k: v for k, v in overrides.items() if k not in known or is_dataclass(v) or callable(v)}
-    plain = {k: v for k, v in overrides.items() if k not in parts}
+    named = lambda k, v: k in known and (k not in PARTS or v is None or isinstance(v, str))
+    plain = {k: v for k, v in overrides.items() if named(k, v)}
+    parts = {k: v for k, v in overrides.items() if k not in plain}
     for name, value in parts.items():
-        if name not in ("base", "intrinsic", "weight", "target", "schedule"):
-            raise unknown("setting", name, known | {"intrinsic", "weight", "target", "schedule"})
-        if not (is_dataclass(value) or callable(value)):
-            raise BadInput(f"{name} must be an object, such as maxinforl.Fixed(0.5), not {value!r}")
+        if name not in PARTS:
+            raise unknown("setting", name, known | PARTS.keys())
+        check_part(name, value)
     name = env if isinstance(env, str) else envs.env_name(env) if isinstance(env, gym.Env) else "custom"
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
@@ -342,6 +353,13 @@ def make(
     agent.total_steps = total_steps
     check_fit(strategy, agent)
     return agent
+
+
+def check_part(name: str, value: Any) -> None:
+    """A part that is given as an object: it hashes, and a file can describe it."""
+    whole = is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not (callable(value) if name == "target" else whole):
+        raise BadInput(f"{name} must be {PARTS[name]}, not {files.shown(repr(value))}", "your-own.md")
 
 
 def check_fit(strategy: Strategy, agent: Agent) -> None:

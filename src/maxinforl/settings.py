@@ -30,7 +30,7 @@ class Settings:
     steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1)
     num_envs: int = option(1, "environments stepped side by side", least=1)
-    update_ratio: float | None = option(None, "updates per transition (default: 1; the REDQ family 20)")
+    update_ratio: float | None = option(None, "critic updates per transition (default: base.utd; 20 in REDQ and DroQ)")
     learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
     batch_size: int = option(256, "transitions per update", least=1)
     capacity: int | None = option(None, "most transitions the replay keeps (default: 1 000 000)", least=2)
@@ -186,11 +186,11 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
         chosen |= dict(preset.settings)
         for path, value in preset.agent:
             agent = config.override(agent, path, value) if has(agent, path) else agent
-    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
-    settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
-    agent = with_uncertainty(agent, settings.uncertainty or "light")
+    agent = with_uncertainty(agent, settings.uncertainty or chosen["uncertainty"])
     for path, value in [*settings.set, *(parts or {}).items()]:
         agent = config.override(agent, path, value)
+    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
+    settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     check_updates(settings)
     return settings, agent
 

@@ -87,6 +87,8 @@ class ActorCritic:
         for name, count in counts.items() | {("hidden", width) for width in self.hidden}:
             if count < 1:
                 raise BadInput(f"base.{name} must be at least 1, not {count}")
+        if self.subset > self.critics:
+            raise BadInput(f"{self.subset} of {self.critics} critics cannot be bootstrapped: first lower base.subset")
         if not (0 <= self.gamma <= 1 and 0 <= self.dropout < 1 and 0 < self.tau <= 1 and self.lr > 0):
             raise BadInput("base.gamma, base.dropout and base.tau must lie between 0 and 1, and base.lr above 0")
         if self.reading not in ("min", "mean"):

@@ -33,6 +33,10 @@ class Tuned:
     def __post_init__(self):
         if not LOW <= self.start <= HIGH:
             raise BadInput(f"a tuned weight must start between {LOW} and {HIGH}, not {self.start}: use Fixed for 0")
+        if not 0 < self.lr < float("inf"):
+            raise BadInput(f"the learning rate of a tuned weight must be a finite number above 0, not {self.lr}")
+        if self.clip is not None and not self.clip > 0:
+            raise BadInput(f"the bound on the gradient of a tuned weight must be above 0, not {self.clip}")
 
     @property
     def optimizer(self):

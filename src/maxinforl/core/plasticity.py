@@ -42,6 +42,8 @@ class Dormant:
                 raise unknown(field, getattr(self, field), options)
         if self.every < 0 or not 0 <= self.least <= self.most <= 1:
             raise BadInput("perturbations need `every` of 0 or more, and 0 <= `least` <= `most` <= 1")
+        if not (0 <= self.start <= 1 and all(x >= 0 for x in (self.threshold, self.sharpness, self.factor))):
+            raise BadInput("plasticity needs `start` from 0 to 1, and no negative `threshold`, `sharpness` or `factor`")
 
     def init(self) -> Vitality:
         return Vitality(jnp.asarray(self.start, jnp.float32), jnp.asarray(ASLEEP, jnp.int32))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
+from maxinforl.errors import BadInput
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -15,6 +17,10 @@ class Linear:
     start: float
     end: float
     steps: int
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise BadInput(f"a linear schedule must take at least 1 step, not {self.steps}")
 
     def __call__(self, t: Array) -> Array:
         if self.start == self.end:

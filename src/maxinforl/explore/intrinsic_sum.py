@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from jax import Array
 
 from maxinforl.core.actor_critic import ActorCritic
-from maxinforl.core.multiplier import Fixed, Tuned
+from maxinforl.core.multiplier import LOW, Fixed, Tuned
 from maxinforl.core.types import Batch, Clock, Improvement, Latents, Metrics, Shaping, stop
+from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import Explorer, Intrinsic
 
 
@@ -17,6 +18,11 @@ class IntrinsicSum(Intrinsic):
     """max E[Q_task + (Q_int - alpha1 log pi) / lambda]; entropy lives with the intrinsic value."""
 
     weight: Fixed | Tuned = Fixed(1.0)  # lambda, the weight of the task
+
+    def __post_init__(self):
+        super().__post_init__()
+        if isinstance(self.weight, Fixed) and self.weight.number < LOW:
+            raise BadInput(f"the intrinsic value is divided by the weight, which must be at least {LOW}")
 
     @property
     def learner(self) -> ActorCritic:

@@ -12,8 +12,14 @@ from jax import Array
 
 from maxinforl.core.actor_critic import Learner
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec, stop
+from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import Intrinsic
 from maxinforl.intrinsic import Disagreement, Ensemble
+
+
+def check_period(period: int) -> None:
+    if period < 1:
+        raise BadInput(f"schedule.period must be at least 1, not {period}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,11 @@ class Then:
 
     fraction: float = 0.25
     period: int = 1
+
+    def __post_init__(self):
+        check_period(self.period)
+        if not 0 <= self.fraction <= 1:
+            raise BadInput(f"schedule.fraction must lie between 0 and 1, not {self.fraction}")
 
     def __call__(self, remaining: Array) -> Array:
         return (remaining > 1 - self.fraction).astype(jnp.float32)
@@ -35,6 +46,11 @@ class Epsilon:
     end: float = 0.1
     at: float = 0.25
     period: int = 32
+
+    def __post_init__(self):
+        check_period(self.period)
+        if not (0 <= self.start <= 1 and 0 <= self.end <= 1 and 0 <= self.at < 1):
+            raise BadInput("schedule.start, schedule.end and schedule.at must lie between 0 and 1, `at` below 1")
 
     def __call__(self, remaining: Array) -> Array:
         return jnp.maximum(0.0, (self.start - self.end) * (remaining - self.at) / (1 - self.at) + self.end)

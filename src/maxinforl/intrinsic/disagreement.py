@@ -1,17 +1,23 @@
-"""Plain disagreement of the members, without logarithm or standardisation (Pathak et al. 2019)."""
+"""Plain disagreement of the members, without standardisation (Pathak et al. 2019)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 from jax import Array
 
-from maxinforl.intrinsic.ensemble import Ensemble, Model, spread
+from maxinforl.intrinsic.ensemble import Ensemble, Model, spread, variance
+
+LEAST = 1e-6  # variance in the logarithm
 
 
 @dataclass(frozen=True)
 class Disagreement(Ensemble):
     """Mean of the members' standard deviation within a block, summed over blocks."""
 
+    log: bool = False  # of the variance, as explore-then-exploit has it in the authors' code
+
     def score(self, model: Model, z: Array, action: Array) -> Array:
-        return self.per_block(model, spread(self.outcome(model, z, action)[0]))
+        mean, _ = self.outcome(model, z, action)
+        return self.per_block(model, jnp.log(LEAST + variance(mean, ddof=1)) if self.log else spread(mean))

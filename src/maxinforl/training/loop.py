@@ -156,7 +156,7 @@ class Trainer:
     strategy: Strategy
     seeds: Sequence[Settings]  # that differ in the seed alone
     pools: Sequence[EnvPool]
-    total: int  # transitions that schedules plan for
+    total: int  # transitions to have room for, and that schedules plan for where no file says otherwise
     restored: bool = False  # its replay will come from a checkpoint, so that it takes no room for one yet
 
     def __post_init__(self):
@@ -226,9 +226,16 @@ class Trainer:
         clock = self.state.clock._replace(total=jnp.int32(total))
         self.state = TrainState(self.state.agent, self.state.replay, clock, self.state.seed)
 
+    @property
+    def planned(self) -> int:
+        """Transitions that schedules are planned for: `total`, or what a file said."""
+        return int(self.state.clock.total)
+
     def adopt(self, agent: Any, clock: Clock) -> None:
-        """Continues with an agent that was loaded, on an empty replay."""
-        self.state = TrainState(agent, self.state.replay, clock._replace(step=self.state.clock.step), self.state.seed)
+        """Continues with an agent that was loaded, on an empty replay; schedules stay planned as its file says."""
+        total = jnp.int32(int(clock.total) or self.planned)  # 0: nothing was planned yet
+        clock = clock._replace(step=self.state.clock.step, total=total)
+        self.state = TrainState(agent, self.state.replay, clock, self.state.seed)
 
     @property
     def warming_up(self) -> bool:
