@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("dm_control")
 
-from maxinforl.envs import make
+from maxinforl.envs import gl, make
 from maxinforl.envs.dmc import DMControl, tasks
 from maxinforl.errors import BadInput
 
@@ -149,3 +149,15 @@ def test_the_quadruped_is_seen_by_its_own_camera():
 def test_a_camera_is_a_number_that_the_task_has(camera):
     with pytest.raises(BadInput, match=r"has the cameras 0 to [0-9]+, and -1 moves freely"):
         DMControl("cartpole-balance", "rgb_array", 16, camera)
+
+
+@pytest.mark.parametrize("wrong", [{"camera_id": 77}, {"camera_name": "nosuch"}])
+def test_a_camera_of_gymnasiums_tasks_is_one_that_they_have(wrong):
+    with pytest.raises(BadInput, match=f"has no camera {next(iter(wrong.values()))!r}: it has "):
+        make("pixels/HalfCheetah-v5", env_args=wrong, image_size=16)
+    make("pixels/HalfCheetah-v5", env_args={"camera_name": "track"}, image_size=16).close()
+
+
+def test_errors_of_opengl_are_told_from_others():
+    assert gl.raised(RuntimeError("invalid value for environment variable MUJOCO_GL: nonsense"))
+    assert not gl.raised(RuntimeError("no such file"))

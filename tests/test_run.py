@@ -23,6 +23,7 @@ from maxinforl.agent import Agent
 from maxinforl.algorithms import BASES, NOISES
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents
+from maxinforl.envs import make as make_env
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.compiled import CompiledTrainer
@@ -563,6 +564,9 @@ BAD = [
     (["--eval-every", "0"], "--eval-every"),
     (["--env", "pixels/pendulum-hanging", "--algo", "drq", "--image-size", "12"], "images of 12x12 are too small"),
     (["--video", "--eval-episodes", "0"], "--video films evaluations"),
+    (["--image-size", "100000"], "--image-size must be at most 2048"),
+    (["--frame-stack", "1000000"], "--frame-stack must be at most 64"),
+    (["--algo", "drq", "--env", "pixels/pendulum-hanging", "--set", "base.encoder.latent=0"], "must be at least 1"),
     (["--update-ratio", "0.5"], "whole number"),
     (["--update-ratio", "-1"], "at least 1"),
     (["--action-cost", "-1"], "--action-cost"),
@@ -710,6 +714,13 @@ def test_an_agent_that_sees_trains_and_is_evaluated(tmp_path):
     assert [row["step"] for row in metrics(tmp_path / "run")] == [6, 12]
     agent = maxinforl.load(tmp_path / "run")
     assert agent.observation_space.shape == (16, 16, 3)
+    with pytest.raises(BadInput, match="the last 3 frames on the last axis, oldest first"):
+        agent.predict(np.zeros((16, 16, 3), np.uint8))
+    with pytest.raises(BadInput, match="images are uint8 from 0 to 255, and these are float64"):
+        agent.predict(np.zeros((16, 16, 9)))
+    larger = maxinforl.load(tmp_path / "run", env=lambda: make_env("pixels/pendulum-hanging", image_size=20))
+    with pytest.raises(BadInput, match=r"sees observations of shape \(16, 16, 3\), and the environment gives"):
+        larger.evaluate(1)
     (played,) = agent.evaluate(1).returns
     last = (tmp_path / "run" / "eval.csv").read_text().splitlines()[-1].split(",")
     assert int(last[0]) == 12 and np.isfinite(played)

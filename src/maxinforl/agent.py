@@ -140,12 +140,21 @@ class Agent:
                     "evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4
                 )
                 return None
-            return Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
+            own = Evaluator([envs.make(source, **env_options(settings))], settings.seed, self.stack)  # type: ignore[arg-type]
+            return self._fitting(own)
         modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
         builds = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]  # type: ignore[arg-type]
         apart = settings.workers and not settings.video  # what is filmed renders here
         lanes, makers = envs.make_lanes(builds, settings.env_timeout if apart else None)
-        return Evaluator(lanes, settings.seed, self.stack, makers)
+        return self._fitting(Evaluator(lanes, settings.seed, self.stack, makers))
+
+    def _fitting(self, evaluator: Evaluator) -> Evaluator:
+        """Refuses to evaluate where the agent would see something of another shape than it was made for."""
+        mine, theirs = self.observation_space.shape, evaluator.envs[0].observation_space.shape
+        if mine != theirs:
+            evaluator.close()
+            raise BadInput(f"this agent sees observations of shape {mine}, and the environment gives {theirs}")
+        return evaluator
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Returns and lengths of deterministic episodes in environments of their own."""
@@ -197,15 +206,8 @@ class Agent:
         deterministic: bool = False,
     ) -> tuple[np.ndarray, Any]:
         """Native actions for one observation or a batch; the second value is `state`, as Stable-Baselines3 expects."""
-        obs = np.asarray(observation)
-        single = obs.ndim == len(self.spec.obs)
-        batch = obs[None] if single else obs
-        if batch.shape[1:] != self.spec.obs:
-            raise BadInput(f"an observation has shape {self.spec.obs}, or a batch of them, not {obs.shape}")
+        batch, single = self._batch(observation)
         program, agent, now = self._acting()
-        batch = np.array(batch, self.observation_space.dtype)
-        if not np.isfinite(batch).all():
-            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
         if deterministic:
             action = program.act(agent, batch, now)
         else:
@@ -213,6 +215,21 @@ class Agent:
             action = program.sample_act(agent, batch, stream(self.settings.seed, PREDICT, self._asked), now)  # type: ignore[arg-type]
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
+
+    def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
+        """Observations as a batch in the agent's type, and whether there was only one."""
+        obs = np.asarray(observation)
+        single = obs.ndim == len(self.spec.obs)
+        batch = obs[None] if single else obs
+        if batch.shape[1:] != self.spec.obs:
+            stacked = f", the last {self.stack} frames on the last axis, oldest first" if self.stack > 1 else ""
+            raise BadInput(f"an observation has shape {self.spec.obs}{stacked}, or a batch of them, not {obs.shape}")
+        if self.spec.pixels and obs.dtype != np.uint8:
+            raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
+        batch = np.array(batch, self.observation_space.dtype)
+        if not np.isfinite(batch).all():
+            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
+        return batch, single
 
     def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
         """How much each of a batch of native actions would teach the agent's model, before standardisation."""
@@ -228,8 +245,9 @@ class Agent:
             return intrinsic.score(explorer.model, z, unit)  # type: ignore[union-attr]
 
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
-        obs = np.asarray(observation, self.observation_space.dtype)
-        return np.array(score(getattr(state, "mixed", state), obs, unit))  # type: ignore[arg-type]
+        obs, single = self._batch(observation)
+        gain = np.array(score(getattr(state, "mixed", state), obs, unit[None] if single else unit))  # type: ignore[arg-type]
+        return gain[0] if single else gain
 
     def _acting(self) -> tuple[Program, Any, Any]:
         if self.trainer is not None:

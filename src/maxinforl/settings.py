@@ -37,8 +37,8 @@ class Settings:
     uncertainty: str | None = option(None, "ensemble: paper (as wide as the actor) or light (64, 64)")
     set: tuple[tuple[str, Any], ...] = option((), "any setting of the agent, such as base.lr=1e-4; may be repeated")
     preset: str | None = option(None, "hyperparameters: a name from `maxinforl list --preset`, or none")
-    image_size: int = option(84, "side of rendered images", least=1)
-    frame_stack: int = option(3, "frames per image observation", least=1)
+    image_size: int = option(84, "side of rendered images", least=1, most=2048)
+    frame_stack: int = option(3, "frames per image observation", least=1, most=64)
     action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step")
     action_repeat: int | None = option(None, "base steps per action (default: 2 on DMC, else 1)", least=1)
     loop: str = option(

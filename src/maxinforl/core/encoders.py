@@ -66,6 +66,10 @@ class Pixels:
 
     pixels = True
 
+    def __post_init__(self):
+        if self.latent < 1:
+            raise BadInput(f"base.encoder.latent must be at least 1, not {self.latent}")
+
     def width(self, spec: Spec) -> int:
         """Entries of the flattened features."""
         if not spec.pixels:

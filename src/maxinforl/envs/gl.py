@@ -4,12 +4,12 @@ import ctypes
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from maxinforl.errors import RunFailed
+from maxinforl.errors import BadInput, RunFailed
 
 FIX = "on Debian install libegl1 and libgl1, or install libosmesa6 and set MUJOCO_GL=osmesa"
 BACKENDS = {"egl": ("libEGL.so.1", "libGL.so.1"), "osmesa": ("libOSMesa.so.8",)}
@@ -49,8 +49,22 @@ def rendered(render: Callable[[], Any]) -> np.ndarray:
 
 
 def raised(error: Exception) -> bool:
-    """Whether an error comes out of OpenGL."""
-    return any("/OpenGL/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    """Whether an error comes out of OpenGL, or out of MuJoCo's choice of it."""
+    inside = any("/OpenGL/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    return inside or "MUJOCO_GL" in str(error)
+
+
+def check_camera(name: str, env: Any, args: Mapping[str, Any]) -> None:
+    """Refuses a camera that a MuJoCo task of Gymnasium does not have: MuJoCo would end the process, or take another."""
+    model: Any = getattr(env.unwrapped, "model", None)
+    if not {"camera_id", "camera_name"} & set(args) or not hasattr(model, "ncam"):
+        return
+    cameras = [model.camera(i).name for i in range(model.ncam)]
+    number, called = args.get("camera_id", -1), args.get("camera_name", None)
+    if number not in range(-1, model.ncam) or called not in (None, *cameras):
+        wrong = called if called not in (None, *cameras) else number
+        listed = ", ".join(f"{i} ({camera})" for i, camera in enumerate(cameras)) or "none of its own"
+        raise BadInput(f"{name} has no camera {wrong!r}: it has {listed}, and -1 moves freely")
 
 
 def fit(model: Any, size: int, *, shadows: bool) -> None:

@@ -79,10 +79,13 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
         if isinstance(error, TypeError) and "'render_mode'" in str(error):
             raise BadInput(f"the environment '{name}' cannot render: it takes no render_mode") from error
         if gl.raised(error):
-            raise BadInput(f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} does not work ({error}): {gl.FIX}") from error
+            raise BadInput(
+                f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} does not work ({error}): unset it, or {gl.FIX}"
+            ) from error
         raise
     if "mujoco" in sys.modules:
         gl.log_warnings(sys.modules["mujoco"])
+    gl.check_camera(name, env, args)
     return env
 
 

@@ -188,6 +188,8 @@ def frame_space(space: spaces.Space) -> spaces.Box:
     """HxWxC for a uint8 image space; HxW becomes HxWx1."""
     assert space.shape is not None
     shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
+    if min(shape) < 1:
+        raise BadInput(f"the image observation has shape {shape}, which holds no pixel")
     if shape[0] <= 4 < shape[-1]:
         raise BadInput(f"the image observation has shape {shape}: put the channels last")
     return spaces.Box(0, 255, shape, np.uint8)
