@@ -207,7 +207,8 @@ def check_updates(settings: Settings) -> int:
     if abs(updates - whole) > 1e-6:
         raise BadInput(
             f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates "
-            f"per step of them all, which must be whole and at least 1: try --update-ratio {whole / settings.num_envs:.7g}"
+            "per step of them all, which must be a whole number of at least 1: "
+            f"try --update-ratio {whole / settings.num_envs:.7g}"
         )
     return whole
 
