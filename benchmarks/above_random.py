@@ -48,7 +48,8 @@ def picture(runs: dict[str, np.ndarray], limit: float, path: Path) -> None:
         color = f"C{names.index(name)}"
         axes.plot(*curve.T, color=color, label=name if seed == "seed-0" else None, lw=1.5)
     axes.axhline(limit, color="0.5", ls="--", lw=1, label="random mean + 3 sd")
-    axes.set(xlabel="agent steps", ylabel="return")
+    scale = "log" if min(curve[:, 1].min() for curve in runs.values()) > 0 else "linear"
+    axes.set(xlabel="agent steps", ylabel="return", yscale=scale)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=130)
 
