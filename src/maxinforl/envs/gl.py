@@ -60,9 +60,8 @@ def check_camera(name: str, env: Any, args: Mapping[str, Any]) -> None:
     if not {"camera_id", "camera_name"} & set(args) or not hasattr(model, "ncam"):
         return
     cameras = [model.camera(i).name for i in range(model.ncam)]
-    number, called = args.get("camera_id", -1), args.get("camera_name", None)
-    if number not in range(-1, model.ncam) or called not in (None, *cameras):
-        wrong = called if called not in (None, *cameras) else number
+    given = (args.get("camera_id", -1), range(-1, model.ncam)), (args.get("camera_name"), (None, *cameras))
+    for wrong in (camera for camera, there in given if camera not in there):
         listed = ", ".join(f"{i} ({camera})" for i, camera in enumerate(cameras)) or "none of its own"
         raise BadInput(f"{name} has no camera {wrong!r}: it has {listed}, and -1 moves freely")
 
