@@ -300,7 +300,8 @@ class Suite:
                 kind, key = ("env_arg", name.removeprefix("env_arg.")) if name.startswith("env_arg.") else ("set", name)
                 table[kind] = {**table.get(kind, {}), key: value}
             else:
-                raise unknown("setting", name, SETTINGS, "Entries of the agent have a dot, such as base.lr.")
+                known = [n for n in SETTINGS if n not in PAIRS]
+                raise unknown("setting", name, known, "Entries have a dot, such as base.lr or env_arg.NAME.")
         return replace(self, changes=merged([self.changes, table]))
 
 
