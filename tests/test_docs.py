@@ -123,6 +123,12 @@ def test_reference_pages_are_those_of_the_code():
         assert (ROOT / "docs" / "reference" / file).read_text() == text
 
 
+def test_measured_tables_are_those_of_the_raw_runs():
+    measured = runpy.run_path(str(ROOT / "benchmarks" / "measured.py"))
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    assert measured["filled"](page) == page, "run `python benchmarks/measured.py`"
+
+
 def test_errors_name_sections_that_exist(capsys):
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     named = set(re.findall(r'"([a-z/-]+\.md(?:#[a-z0-9-]+)?)"', source))
