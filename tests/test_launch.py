@@ -146,6 +146,15 @@ def test_a_failed_run_does_not_stop_the_others(fake):
     assert "2 finished, 1 failed, 1 interrupted of 4 runs" in said
 
 
+def test_a_run_that_never_began_was_not_interrupted(fake):
+    one = fake()
+    poll = one.launcher.poll
+    one.launcher.poll = lambda: [*poll(), *(os.kill(os.getpid(), signal.SIGTERM) or ())]
+    assert one.go() == sweep.PREEMPTED
+    assert [row.state for row in one.rows.values()] == ["interrupted", "interrupted", "waiting", "waiting"]
+    assert "2 interrupted, 2 waiting of 4 runs" in one.console.export_text()
+
+
 def test_the_live_table_tells_state_steps_return_and_time(fake):
     one = fake()
     one.go()

@@ -25,6 +25,7 @@ from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents
 from maxinforl.envs import make as make_env
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.intrinsic import Ensemble
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.compiled import CompiledTrainer
 from maxinforl.training.directory import read_run
@@ -340,6 +341,40 @@ def test_learning_twice_goes_on(tmp_path):
     assert same(weights(whole), weights(halves))
 
 
+def test_short_calls_do_not_each_compile():
+    agent = make("sac", eval_episodes=0)
+    for _ in range(8):
+        agent.learn(40)
+    assert agent.trainer is not None and agent.trainer.program.traces["step"] <= 4
+
+
+@pytest.mark.parametrize("steps", [0, -3, 1.5, "x", None])
+def test_counts_that_are_none_are_refused(steps):
+    with pytest.raises(BadInput, match=r"^steps must be"):
+        make("sac").learn(steps)
+    if steps is not None:
+        with pytest.raises(BadInput, match=r"^total_steps must be"):
+            make("sac", total_steps=steps)
+
+
+def test_counts_may_be_written_as_floats():
+    assert make("sac", total_steps=1e2).total_steps == 100
+
+
+def test_composed_without_a_name():
+    agent = maxinforl.make(env="Corridor-v0", base="oac", explore="maxinfo", intrinsic="rnd")
+    assert agent.strategy.base.optimism is not None and type(agent.strategy.intrinsic).__name__ == "RND"
+    with pytest.raises(BadInput, match="needs an environment"):
+        maxinforl.make("sac")
+
+
+def test_learning_into_a_run_names_what_python_can_do(tmp_path):
+    agent = make("sac", eval_episodes=0)
+    agent.learn(10, out=tmp_path / "a")
+    with pytest.raises(BadInput, match="already holds a run: name another directory with out="):
+        agent.learn(10, out=tmp_path / "a")
+
+
 def test_schedules_say_that_they_stay():
     agent = make("eps-maxinfo-sac", learning_starts=0)
     agent.learn(30)
@@ -490,9 +525,25 @@ class Loose:
         return action.sum(-1)
 
 
+@dataclass(frozen=True)
+class Silent(Ensemble):
+    """Forgot `score`."""
+
+
+@dataclass(frozen=True)
+class Wide(Ensemble):
+    """Gives a number per output."""
+
+    def score(self, model, z, action):
+        return self.outcome(model, z, action)[0]
+
+
 @pytest.mark.parametrize(
     ("part", "words"),
     [
+        ({"intrinsic": Silent()}, "Silent.score cannot be asked (it is not there): it gives a number per row"),
+        ({"intrinsic": Wide()}, "Wide.score must give a number per row, so [2] for two of them, not [5, 2, "),
+        ({"learning_rate": 1e-3}, "did you mean 'base.lr'? Entries of the agent go into set="),
         ({"intrinsic": Loose()}, "intrinsic must be a frozen dataclass on maxinforl.intrinsic.Ensemble with `score`"),
         ({"intrinsic": Speed}, "intrinsic must be a frozen dataclass"),
         ({"base": 3}, "base must be a frozen dataclass"),
@@ -505,6 +556,11 @@ def test_a_part_that_cannot_be_one_is_refused_with_the_reason(part, words):
     with pytest.raises(BadInput) as error:
         maxinforl.make("maxinfo-sac", "Corridor-v0", **part)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_part_that_the_algorithm_lacks():
+    with pytest.raises(BadInput, match="sac has no intrinsic: choose an algorithm that has"):
+        maxinforl.make("sac", "Corridor-v0", intrinsic=Speed())
 
 
 def test_weight_as_a_value():
@@ -553,6 +609,10 @@ def test_updates_per_transition_are_those_of_the_base_that_is_asked_for():
 
 BAD = [
     (["--algo", "maxinfo-sacc"], "did you mean 'maxinfo-sac'"),
+    (["--algo", "MaxInfoSAC"], "did you mean 'maxinfo-sac'?"),
+    (["--algo", "ppo2000"], "unknown algorithm 'ppo2000'. `maxinforl list`"),
+    (["--set", "base.learning_rate=1"], "did you mean 'base.lr'?"),
+    (["--env", "pendulum-hanging", "--env-arg", "time_limt_is_terminal=true"], "did you mean 'time_limit_is_terminal'"),
     (["--env", "Pendulum-v9"], "Pendulum"),
     (["--env", "MountainCarContinous-v0"], "MountainCarContinuous-v0"),
     (["--env", "CartPole-v1"], "iscrete"),

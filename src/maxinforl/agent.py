@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
@@ -20,7 +21,7 @@ from gymnasium.vector import VectorEnv
 import maxinforl
 from maxinforl import config, envs, files
 from maxinforl.algorithms import Algo
-from maxinforl.core.types import Spec, clock
+from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, Program, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, Told, unknown
@@ -71,9 +72,12 @@ class Agent:
         self, steps: int, *, out: str | Path | None = None, eval_every: int | None = None, progress: bool = False
     ) -> Agent:
         """Collects `steps` more transitions and learns from them; writes nothing unless `out` is given."""
-        from maxinforl.training.directory import open_run
+        from maxinforl.training.directory import check_free, open_run
 
+        steps = whole("steps", steps)
         begun = self._loaded is not None or self.trainer is not None
+        if out is not None:
+            check_free(Path(out), hint="name another directory with out=")
         trainer = self._trainer(steps)
         last, named = trainer.step + steps, isinstance(self.env, str)
         settings = replace(self.settings, steps=last, **({} if eval_every is None else {"eval_every": eval_every}))
@@ -290,6 +294,13 @@ class Agent:
         files.save_arrays(files.make_directory(directory) / SAVED, agent_arrays(state), meta)
 
 
+def whole(name: str, value: Any) -> int:
+    """A count of at least 1, which 1e5 is too."""
+    value = int(value) if isinstance(value, (float, np.number)) and float(value).is_integer() else value
+    check_count(name, value, 1)
+    return value
+
+
 def outline(init: Callable[[], Any]) -> Any:
     """Shapes and types of what `init` would make of a configuration, which may be any."""
     try:
@@ -334,8 +345,8 @@ def pool_options(settings: Settings) -> dict[str, Any]:
 
 
 def make(
-    algo: Algo | str,
-    env: EnvLike,
+    algo: Algo | str | None = None,
+    env: EnvLike | None = None,
     *,
     eval_env: EnvLike | None = None,
     total_steps: int | None = None,
@@ -344,7 +355,9 @@ def make(
 ) -> Agent:
     """An agent for an environment.
 
-    `algo` is a catalogue name (`maxinforl list`), `env` a name, a gymnasium.Env or a function that makes one.
+    `algo` is a catalogue name (`maxinforl list`), `env` a name, a gymnasium.Env or a function that makes one. In place
+    of `algo`, the names `base=`, `explore=` and `intrinsic=` compose one. Schedules, such as that of ε, are planned for
+    `total_steps`, by default for the steps of the first `learn`.
     Overrides are the settings of `maxinforl train` (`seed`, `num_envs`, `learning_starts`, ...), entries of the agent
     by path in `set` (`{"base.lr": 1e-4}`), or parts of it as objects: `base=`, `intrinsic=`, `weight=`, `target=`,
     `schedule=`.
@@ -361,15 +374,19 @@ def make(
     parts = {k: v for k, v in overrides.items() if k not in plain}
     for name, value in parts.items():
         if name not in PARTS:
-            raise unknown("setting", name, known | PARTS.keys())
+            raise unknown("setting", name, known | PARTS.keys(), 'Entries of the agent go into set={"base.lr": ...}.')
         check_part(name, value)
+    if env is None:
+        raise BadInput("make needs an environment: a name, a gymnasium.Env or a function that makes one")
     name = env if isinstance(env, str) else envs.env_name(env) if isinstance(env, gym.Env) else "custom"
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
     settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
     agent = Agent(settings, strategy, env, eval_env)
-    agent.total_steps = total_steps
+    agent.total_steps = None if total_steps is None else whole("total_steps", total_steps)
     check_fit(strategy, agent)
+    if "intrinsic" in parts:
+        check_bonus(strategy, agent.spec)
     return agent
 
 
@@ -390,6 +407,26 @@ def check_fit(strategy: Strategy, agent: Agent) -> None:
             f"{title(agent.settings)} learns from vectors, and {agent.settings.env} gives images: use drq or drqv2",
             "pixels.md",
         )
+
+
+def check_bonus(strategy: Any, spec: Spec) -> None:
+    """A bonus of the user's own must give one number per transition."""
+    bonus, of = strategy.intrinsic, strategy.base.encoder.latents(spec)
+    called = f"{type(bonus).__name__}.{'score' if strategy.needs_score else 'reward'}"
+
+    def ask() -> jax.Array:
+        rows = lambda width: jnp.zeros((2, width))
+        seen = Latents(rows(of.z), rows(of.action), jnp.zeros(2), rows(of.z), rows(of.extra))
+        model = bonus.init(jax.random.key(0), of)
+        return bonus.score(model, seen.z, seen.action) if strategy.needs_score else bonus.reward(model, seen)
+
+    try:
+        shape = jax.eval_shape(ask).shape
+    except (NotImplementedError, AttributeError) as error:
+        why = files.shown(str(error)) or "it is not there"
+        raise BadInput(f"{called} cannot be asked ({why}): it gives a number per row", "your-own.md") from None
+    if shape != (2,):
+        raise BadInput(f"{called} must give a number per row, so [2] for two of them, not {list(shape)}", "your-own.md")
 
 
 def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[type] = ()) -> Agent:

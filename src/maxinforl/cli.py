@@ -173,6 +173,9 @@ def add_experiments(commands: Any) -> None:
     report = commands.add_parser("report", help="one self-contained HTML page about runs")
     report.add_argument("directories", nargs="+", metavar="DIR", help="runs, or directories that hold them")
     report.add_argument("--out", default="report.html", help="the page to write (default: report.html)", metavar="FILE")
+    report.add_argument(
+        "--threshold", type=float, metavar="RETURN", help="count steps to this return (default: halfway)"
+    )
     report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
     report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
 
@@ -342,7 +345,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from maxinforl.settings import check_count
     from maxinforl.training import command
 
-    check_count("episodes", args.episodes, 1)
+    check_count("--episodes", args.episodes, 1)
     return command.evaluate(Path(args.directory), args.episodes, args.env)
 
 
@@ -387,7 +390,7 @@ def doctor(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace) -> int:
     from maxinforl.experiments.report import export_figures, report
 
-    page = report(args.directories, args.out)
+    page = report(args.directories, args.out, args.threshold)
     formats = [name for name in ("png", "pdf") if getattr(args, name)]
     figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
     for path in [page, *figures]:

@@ -38,6 +38,18 @@ SECTIONS = {  # of the documentation, by what nobody knows
 }
 
 
+ELSEWHERE = {  # settings, by what other libraries call them
+    "learning_rate": "base.lr",
+    "discount": "base.gamma",
+    "polyak": "base.tau",
+    "net_arch": "base.hidden",
+    "buffer_size": "capacity",
+    "gradient_steps": "update_ratio",
+    "train_freq": "update_ratio",
+    "total_timesteps": "steps",
+}
+
+
 def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> BadInput:
     """The error for a name nobody knows, with the nearest ones that exist.
 
@@ -45,13 +57,19 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
     BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac'?")
     """
     options, name = sorted(options), repr(name[:100])[1:-1]  # it may come from a file
-    near = get_close_matches(name, options, n=3, cutoff=0.5)
+    plain = lambda text: "".join(filter(str.isalnum, text)).lower()
+    near = [option for option in options if plain(option) == plain(name)]
+    near = near or get_close_matches(name, options, n=3, cutoff=0.5)
+    if kind == "setting" and (called := ELSEWHERE.get(name.rpartition(".")[2].lower())):
+        near = [called]
     sentence = f"unknown {kind} '{name}'"
     if near:
         sentence += ": did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
     elif options and len(options) <= 12:
         sentence += ": choose from " + ", ".join(options)
-    return BadInput(sentence + (f" {hint}" if hint else ""), SECTIONS.get(kind))
+    if hint:
+        sentence += ("" if near else ".") + f" {hint}"
+    return BadInput(sentence, SECTIONS.get(kind))
 
 
 def missing_extra(extra: str, purpose: str) -> BadInput:

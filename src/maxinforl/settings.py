@@ -65,7 +65,7 @@ class Settings:
         for f in fields(self):
             value, least = getattr(self, f.name), f.metadata.get("least")
             if least is not None and value is not None:
-                check_count(f.name, value, least, f.metadata.get("most"))
+                check_count(flag(f.name), value, least, f.metadata.get("most"))
             if "choices" in f.metadata and value not in f.metadata["choices"]:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
         if not 0 <= self.action_cost < float("inf"):
@@ -92,11 +92,11 @@ def flag(name: str) -> str:
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{flag(name)} must be a whole number, not {value!r}")
+        raise BadInput(f"{name} must be a whole number, not {value!r}")
     if value < least:
-        raise BadInput(f"{flag(name)} must be at least {least}, not {value}")
+        raise BadInput(f"{name} must be at least {least}, not {value}")
     if most is not None and value > most:
-        raise BadInput(f"{flag(name)} must be at most {most}, not {value}")
+        raise BadInput(f"{name} must be at most {most}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,10 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
             agent = config.override(agent, path, value) if has(agent, path) else agent
     agent = with_uncertainty(agent, settings.uncertainty or chosen["uncertainty"])
     for path, value in [*settings.set, *(parts or {}).items()]:
+        if path in (parts or {}) and not hasattr(agent, path):
+            raise BadInput(
+                f"{algo or 'this composition'} has no {path}: choose an algorithm that has, such as maxinfo-sac"
+            )
         agent = config.override(agent, path, value)
     chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})

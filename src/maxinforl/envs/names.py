@@ -52,8 +52,13 @@ def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any],
 
 
 def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any]) -> None:
-    """Refuses the text 'false' for a switch, which would count as true."""
-    for key, parameter in signature(build).parameters.items() if args else ():
+    """Refuses a name that is not known, and the text 'false' for a switch, which would count as true."""
+    parameters = signature(build).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        known = [key for key, p in parameters.items() if p.default is not p.empty]
+        for key in args.keys() - parameters.keys():
+            raise unknown(f"argument of {name}", key, [k for k in known if k not in ("render_mode", "size")])
+    for key, parameter in parameters.items() if args else ():
         kind = type(parameter.default)
         if key in args and kind in (bool, float) and not isinstance(args[key], (kind, int)):
             raise BadInput(f"{name} takes a {kind.__name__} for the environment argument {key}, not {args[key]!r}")

@@ -48,9 +48,12 @@ PANELS = 30  # of an exported figure
 Paths = Iterable[str | os.PathLike[str]]
 
 
-def report(paths: Paths, out: str | os.PathLike[str]) -> Path:
-    """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory."""
-    summary = _summary(paths)
+def report(paths: Paths, out: str | os.PathLike[str], threshold: float | None = None) -> Path:
+    """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory.
+
+    `threshold` is the return to which steps are counted, by default halfway between a task's lowest and highest score.
+    """
+    summary = _summary(paths, threshold)
     out = Path(out)
     with reading(out):
         out = out / "report.html" if out.is_dir() or not out.suffix else out
@@ -59,12 +62,12 @@ def report(paths: Paths, out: str | os.PathLike[str]) -> Path:
     return out
 
 
-def _summary(paths: Paths) -> Summary:
+def _summary(paths: Paths, threshold: float | None = None) -> Summary:
     problems: list[str] = []
     runs = find_runs(paths, problems, METRICS)
     if not runs and problems:
         raise BadInput(f"none of the runs can be read: {problems[0]}")
-    return summarise(runs, problems)
+    return summarise(runs, problems, threshold)
 
 
 def render(summary: Summary) -> Iterator[str]:
@@ -156,8 +159,7 @@ def _videos(summary: Summary) -> str:
 
 
 def _data(summary: Summary) -> str:
-    commands = Counter(re.sub(r"(--seeds?[ =])\d+", r"\g<1>N", run.command) for run in summary.runs if run.command)
-    lines = [f"{command}   # {count(n, 'run')}" for command, n in commands.most_common(LISTED)]
+    lines = _commands(summary.runs)
     versions = defaultdict(Counter)
     for run in summary.runs:
         for name, version in run.versions.items():
@@ -168,8 +170,24 @@ def _data(summary: Summary) -> str:
     ]
     table = Table("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
     listed = "\n".join(lines) if lines else "the runs recorded no command"
-    note = '<p class="note">N stands for the seed of each run.</p>'
-    return f"{_download(summary)}<h2>Commands</h2>{note}<pre>{html.escape(listed)}</pre>{_table(table) if rows else ''}"
+    return f"{_download(summary)}<h2>Commands</h2><pre>{html.escape(listed)}</pre>{_table(table) if rows else ''}"
+
+
+def _commands(runs: Sequence[Run]) -> list[str]:
+    """The exact command of each run; commands that differ by the seed alone are one line in which N stands for it."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.command:
+            alike = re.sub(rf"\bseed-{run.seed}\b", "seed-N", re.sub(r" --seed[ =]\d+", "", run.command))
+            groups[alike].append(run)
+    lines = []
+    for alike, group in sorted(groups.items(), key=lambda item: -len(item[1]))[:LISTED]:
+        one = len({run.command for run in group}) == 1
+        seeds = ", ".join(map(str, sorted({run.seed for run in group})[:20]))
+        lines.append(
+            f"{group[0].command if one else f'{alike} --seed N'}   # {count(len(group), 'run')}, seeds {seeds}"
+        )
+    return lines
 
 
 def _download(summary: Summary) -> str:

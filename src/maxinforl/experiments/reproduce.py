@@ -106,6 +106,8 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
         return code
     planned = plan(suite.runs(), out / "runs", where.reuse)
     show(write(found, suite, planned, out))
+    if missing := sum(p.state != "finished" for p in planned):
+        print(f"{missing} of {summary.count(len(planned), 'run')} are missing, or were made with other settings")
     return code
 
 

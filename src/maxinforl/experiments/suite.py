@@ -169,7 +169,7 @@ class Library:
                 try:
                     settings, agent, _ = read_run(folder)
                 except BadInput as error:
-                    self.problems.append(str(error))
+                    self.problems.append(f"{folder}: {error}" if str(folder) not in str(error) else str(error))
                     continue
                 if finished(folder, settings.steps):
                     found.setdefault(fingerprint(settings, agent), []).append(folder)

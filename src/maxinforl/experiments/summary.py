@@ -17,6 +17,7 @@ Array = NDArray[np.float64]
 POINTS = 100  # of a curve on the page
 RESAMPLES = 1000
 LATE = 0.1  # the last tenth of the evaluations is the final score
+FEW = 5  # seeds below which a bootstrap interval says too little
 PHASE_POINTS, PHASE_PLOTS, CELLS = 1500, 24, 20
 
 EXPLORATION = {
@@ -87,6 +88,7 @@ class Task:
     grid: Array
     cells: Mapping[str, Cell]
     normalisation: st.Normalisation
+    given: float | None = None  # the threshold that was asked for
 
     @property
     def start(self) -> int:
@@ -96,8 +98,8 @@ class Task:
 
     @property
     def threshold(self) -> float:
-        """Halfway up the normalisation's range."""
-        return (self.normalisation.low + self.normalisation.high) / 2
+        """The one asked for, else halfway up the normalisation's range."""
+        return self.given if self.given is not None else (self.normalisation.low + self.normalisation.high) / 2
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class Summary:
     problems: Sequence[str] = field(default_factory=list)
 
 
-def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
-    """Charts and tables of all runs; whatever is missing or incomplete is said in `problems`."""
+def summarise(runs: Sequence[Run], problems: Iterable[str] = (), threshold: float | None = None) -> Summary:
+    """Charts and tables of all runs; whatever is missing, incomplete or unlike is said in `problems`."""
     if not runs:
         raise BadInput("there are no runs to report: give directories that hold config.toml and metrics.jsonl")
     notes = list(problems)
@@ -120,7 +122,7 @@ def summarise(runs: Sequence[Run], problems: Iterable[str] = ()) -> Summary:
     named = label_runs(runs, notes)
     labels = sorted(named)
     index = {label: i for i, label in enumerate(labels)}
-    tasks = _tasks(named, notes)
+    tasks = [replace(task, given=threshold) for task in _tasks(named, notes)]
     charts = [_curve_chart(task, index) for task in tasks]
     charts += _aggregate_charts(tasks, index) + _metric_charts(named, index) + _state_charts(named, index, notes)
     tables = _aggregate_tables(tasks, notes) + [_task_table(task) for task in tasks]
@@ -255,8 +257,25 @@ def _task(env: str, cells: Mapping[str, Sequence[Run]], notes: list[str]) -> Tas
             notes.append(
                 f"{label} on {env}: {count(short, 'run')} stopped before {grid[-1]:,.0f} steps, without a final score"
             )
+    notes += _unlike(env, cells, horizon)
     everything = np.concatenate([cell.curves.ravel() for cell in built.values()])
     return Task(env, grid, built, st.normalisation(env, everything))
+
+
+ALIKE = ("learning_starts", "update_ratio", "batch_size", "num_envs", "eval_every", "eval_episodes")
+
+
+def _unlike(env: str, cells: Mapping[str, Sequence[Run]], horizon: float) -> list[str]:
+    """What a comparison on one task should know: runs that were cut, and settings in which algorithms differ."""
+    runs = [run for group in cells.values() for run in group]
+    longer = sum(run.returns is not None and run.returns.env_step[-1] > horizon for run in runs)
+    said = [f"{env}: {count(longer, 'run')} went on after {horizon:,.0f} steps, and only what was before is compared"]
+    tables = [run.config.get("settings") for run in runs]
+    tables = [table for table in tables if isinstance(table, dict)]
+    values = {name: sorted({str(table[name]) for table in tables if name in table}) for name in ALIKE}
+    differ = [f"{name} ({', '.join(found[:5])})" for name, found in values.items() if len(found) > 1]
+    other = [f"{env}: runs differ in {', '.join(differ)}, and are compared all the same"]
+    return said * bool(longer) + other * bool(differ)
 
 
 def _done(run: Run, series: Series) -> bool:
@@ -455,14 +474,23 @@ def baseline(labels: Iterable[str]) -> str:
     return min(labels, key=lambda label: (label.lower() != "sac", label))
 
 
+def _hits(task: Task, cell: Cell) -> st.Hits:
+    """From the evaluations of each run itself: on a line between two of them nothing was measured."""
+    found = []
+    for series in (run.returns for run in cell.runs if run.returns is not None):
+        here = series.env_step <= task.grid[-1]
+        found.append(st.steps_to_threshold(series.env_step[here], series.value[here], task.threshold))
+    return st.Hits(np.concatenate([h.step for h in found]), np.concatenate([h.reached for h in found]))
+
+
 def _task_table(task: Task) -> Table:
     reference = baseline(task.cells)
-    hits = {k: st.steps_to_threshold(task.grid, cell.curves, task.threshold) for k, cell in task.cells.items()}
+    hits = {k: _hits(task, cell) for k, cell in task.cells.items()}
     rows = []
     for label, cell in sorted(task.cells.items()):
         final = cell.final
         median = st.median_steps(hits[label], RESAMPLES)
-        ratio = "1" if label == reference else _estimate(st.ratio_of_medians(hits[label], hits[reference], RESAMPLES))
+        ratio = "1" if label == reference else _ratio(st.ratio_of_medians(hits[label], hits[reference], RESAMPLES))
         area = st.area_under_curve(task.grid[task.start :], cell.curves[:, task.start :])
         rows.append([
             label, f"{len(final)} of {len(cell.runs)}", _plus_minus(final),
@@ -473,8 +501,25 @@ def _task_table(task: Task) -> Table:
     header += [f"median steps to {number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
     late = f"mean of the last {LATE:.0%} of the evaluations up to {number(task.grid[-1])} environment steps"
     area = f"mean height of the curve from {number(task.grid[task.start])} steps on"
-    note = f"Final return: {late}. Area: {area}. ∞: fewer than half of the seeds got there."
+    few = min(len(cell.final) for cell in task.cells.values()) < FEW
+    note = (
+        f"Final return: {late}. Area: {area}. Steps to {number(task.threshold)}: the first evaluation at or above it, "
+    )
+    note += (
+        "which is the threshold given. " if task.given is not None else "halfway between the lowest and highest score. "
+    )
+    note += "Above (>) or below (<): one of two medians is not known, because fewer than half of the seeds got there."
+    note += f" Bootstrap intervals of fewer than {FEW} seeds are too narrow." if few else ""
     return Table(task.env, note, header, rows)
+
+
+def _ratio(point: st.Estimate) -> str:
+    """A ratio of which one side is not known has a bound, and one without either has nothing."""
+    if point.value == 0:
+        return f"< {number(point.high)}" if math.isfinite(point.high) else "–"
+    if math.isinf(point.value):
+        return f"> {number(point.low)}" if point.low > 0 else "–"
+    return "–" if math.isnan(point.value) else _estimate(point)
 
 
 def _median(point: st.MedianSteps) -> str:
@@ -500,5 +545,7 @@ def _aggregate_tables(tasks: Sequence[Task], notes: list[str]) -> list[Table]:
         sorted({str(task.normalisation) if len(common) < 4 else task.normalisation.source for task in common})
     )
     note = f"Over the {len(common)} of {count(len(tasks), 'task')} that every algorithm finished. Normalised: {how}."
+    few = min(len(task) for group in scores.values() for task in group) < FEW
+    note += f" Bootstrap intervals of fewer than {FEW} seeds are too narrow." if few else ""
     header = ["algorithm", "runs", "IQM of normalised final return [95 %]", f"P(better than {reference}) [95 %]"]
     return [Table("All tasks", note, header, rows)]

@@ -93,7 +93,7 @@ class Sweep:
                 self._mark(name, "running")
             if left:
                 time.sleep(self.every)
-        for name in left:
+        for name in left & {*self.launcher.running(), *(n for n, row in self.rows.items() if row.state == "running")}:
             self._mark(name, "interrupted")
 
     def _end(self, done: Done) -> None:
@@ -137,11 +137,14 @@ class Sweep:
                 self.say(
                     f"\nfailed: {row.planned.run.name}\n" + "\n".join(f"  {line}" for line in row.tail.split("\n"))
                 )
-        counts = ", ".join(f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted") if s in states)
+        counts = ", ".join(
+            f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted", "waiting") if s in states
+        )
         self.say(f"{counts} of {count(len(states), 'run')}")
-        if "interrupted" in states:
+        left = {"interrupted", "waiting"} & set(states)
+        if left:
             self.say("start the same command again to finish the others")
-        return RUN_FAILED if "failed" in states else PREEMPTED if "interrupted" in states else DONE
+        return RUN_FAILED if "failed" in states else PREEMPTED if left else DONE
 
 
 @dataclass(frozen=True)

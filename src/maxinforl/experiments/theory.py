@@ -759,8 +759,10 @@ def reproduce(figure: str, out: str | Path, scale: float = 1.0) -> list[Verdict]
     verdicts = REPRODUCE[figure](out, scale)
     (out / "verdicts.json").write_text(json.dumps(verdicts, indent=2, allow_nan=False) + "\n")
     flag = "" if scale == 1 else f" --scale {scale:g}"
-    made = ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("numpy", "matplotlib"))])
-    command = f"maxinforl reproduce {figure}{flag} --out results/figures/{figure}"
+    made = ", ".join(
+        [f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in ("maxinforl", "numpy", "matplotlib"))]
+    )
+    command = f"maxinforl reproduce {figure}{flag} --out {out}"
     (out / "README.md").write_text(f"# {figure}\n\nMade by `{command}` with {made}.\n\n{verdict_table(verdicts)}")
     return verdicts
 

@@ -42,8 +42,9 @@ def next_directory(root: Path = Path("runs")) -> Path:
     return root / f"run-{max(taken, default=0) + 1:03d}"
 
 
-def check_free(out: Path, overwrite: bool = False) -> None:
+def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     """Refuses a directory that already holds a run, or anything else; with `overwrite` only the latter."""
+    hint = hint or f"continue it with `maxinforl resume {out}`, or add --overwrite"
     with files.reading(out):
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {files.shown(out)} is a file: name a directory")
@@ -53,7 +54,7 @@ def check_free(out: Path, overwrite: bool = False) -> None:
     if not own:
         raise BadInput(f"{files.shown(out)} is not empty and holds no run: name another directory")
     if not overwrite:
-        raise BadInput(f"{out} already holds a run: continue it with `maxinforl resume {out}`, or add --overwrite")
+        raise BadInput(f"{out} already holds a run: {hint}")
     with files.reading(out):
         if found := next(strangers(out), None):
             raise BadInput(f"{files.shown(found)} was not written by a run: move it, or name another directory")

@@ -215,10 +215,15 @@ class Trainer:
         return [whole] if self.alone else list(whole)
 
     def make_room(self, steps: int) -> None:
-        """Rows for `steps` more transitions of a seed, where the capacity allows and nothing was overwritten yet."""
-        if self.alone and (rows := rows_for(self.step + steps, self.settings)) > self.state.replay.rows:
-            check_memory(self.settings, self.step + steps, self.observation_space, self.action_space)
-            replay = self.state.replay.grow(rows)
+        """Rows for `steps` more transitions of a seed, where the capacity allows and nothing was overwritten yet.
+
+        Twice as many as there were at least: programs are compiled anew for another replay, so many short calls must
+        not each ask for one.
+        """
+        if self.alone and rows_for(self.step + steps, self.settings) > self.state.replay.rows:
+            wanted = max(self.step + steps, 2 * self.step)
+            check_memory(self.settings, wanted, self.observation_space, self.action_space)
+            replay = self.state.replay.grow(rows_for(wanted, self.settings))
             self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
 
     def replan(self, total: int) -> None:
