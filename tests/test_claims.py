@@ -60,6 +60,36 @@ def test_below_mirrors_above_and_the_threshold_counts():
     assert rule(rule="below", threshold=0.3) == CONFIRMED
 
 
+@pytest.mark.parametrize(
+    ("ours", "spread", "expected"),
+    [
+        (300, 10.0, CONFIRMED),  # as good
+        (400, 10.0, CONFIRMED),  # better
+        (275, 5.0, NOT_SHOWN),  # within the margin, and surely behind
+        (290, 100.0, NOT_SHOWN),  # too wide
+        (200, 10.0, CONTRADICTED),
+    ],
+)
+def test_tied_is_not_behind(ours, spread, expected):
+    claim = replace(ABOVE, rule="not below", threshold=-0.05)
+    data = runs({("ours", "dmc/a"): ours, ("base", "dmc/a"): 300}, spread=spread)
+    assert judge([claim], data, ["dmc/a"], "")[0]["verdict"] == expected
+
+
+def test_groups_may_be_compared_by_metrics_of_their_own():
+    claim = Claim("a's x is below b's y", "a", "below", statistic="x", against=("b",), other_statistic="y")
+    data = runs({("a", "dmc/a"): 0}, metrics={"x": 0.2}) + runs({("b", "dmc/a"): 0}, metrics={"y": 0.5})
+    (verdict,) = judge([claim], data, ["dmc/a"], "")
+    assert verdict["verdict"] == CONFIRMED and verdict["numbers"]["against b"]["means"] == {"a": 0.2, "b": 0.5}
+    assert "x of a, mean over 90% to 100% of training, less y of b" in verdict["numbers"]["rule"]
+
+
+def test_training_too_short_to_decide_decides_nothing():
+    data = runs({("ours", "dmc/a"): 500, ("base", "dmc/a"): 300}, steps=100)
+    verdict = lambda least: judge([replace(ABOVE, least=least)], data, ["dmc/a"], "")[0]["verdict"]
+    assert verdict(100) == CONFIRMED and verdict(101) == NOT_RUN
+
+
 def test_windows_choose_the_part_of_training():
     early, late = replace(ABOVE, window=(0.0, 0.4)), replace(ABOVE, window=(0.9, 1.0))
     data = runs({("ours", "dmc/a"): 500, ("base", "dmc/a"): 300})
@@ -224,7 +254,10 @@ def test_published_runs_are_judged_without_running_anything(tmp_path, monkeypatc
         "README.md",
     }
     assert "10 of 10 runs, 10 of them reused" in (out / "README.md").read_text()
-    assert "confirmed  MaxInfoSAC ends above SAC [MountainCarContinuous-v0]" in capsys.readouterr().out
+    assert (
+        "confirmed  (not claimed by the paper on each task) MaxInfoSAC ends above SAC [MountainCarContinuous-v0]"
+        in capsys.readouterr().out
+    )
     assert cli.main(["reproduce", "state-based", *flags, "--jobs", "0"]) == 0  # none fit: everything is not run
     assert {v["verdict"] for v in json.loads((out / "verdicts.json").read_text())} == {NOT_RUN}
 

@@ -82,6 +82,7 @@ def test_variance_lemma_needs_exploration_by_uncertainty(runs):
 @pytest.mark.parametrize("name", MAXINFO)
 def test_calibration_and_the_explicit_regret_bound(runs, name):
     assert (runs[name].miscalibration <= th.confidence_width(runs[name])).all()
+    assert (runs[name].miscalibration > th.confidence_width(runs[name], factor=th.NOISE)).any()  # the erratum
     assert (runs[name].regret <= th.regret_bound(runs[name])).all()
 
 
@@ -214,3 +215,19 @@ def test_reproduce_refuses_unknown_figures(tmp_path):
         th.reproduce("bandits", tmp_path)
     with pytest.raises(BadInput, match="scale 0 is not"):
         th.reproduce("bandit", tmp_path, scale=0)
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    [(0, 10, 0.0, 0.3085), (1, 100, 0.00025, 0.0545), (5, 100, 0.0164, 0.1128), (4, 4, 0.3976, 1.0)],
+)
+def test_exact_intervals_of_a_share(hits, n, low, high):
+    assert th.binomial_interval(hits, n) == pytest.approx((low, high), abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("failed", "word"),
+    [([0] * 100, "confirmed"), ([0] * 10, "not shown"), ([0] * 97 + [1] * 3, "not shown"), ([1] * 5, "contradicted")],
+)
+def test_how_often_needs_enough_seeds(failed, word):
+    assert th._often("", np.array(failed), 0.05, "failed")["verdict"] == word

@@ -115,7 +115,10 @@ def add_suite_options(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=whole, help="runs at a time (default: by the cores); 0 runs nothing", metavar="N"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the runs, hours and memory, and run nothing")
-    parser.add_argument("--reuse", action="append", default=[], help="take finished runs from here", metavar="DIR")
+    parser.add_argument(
+        "--reuse", action="append", metavar="DIR",
+        help="take finished runs from here (default: nowhere; for reproduce ./results where it is)",
+    )  # fmt: skip
     parser.add_argument("--algos", type=names, default=[], help="only these, by name or pattern, with commas")
     parser.add_argument("--envs", type=names, default=[], help="only these, by name or pattern, with commas")
     parser.add_argument("--seeds", type=seed_range, help="these seeds instead, such as 0-4", metavar="SEEDS")

@@ -2,14 +2,15 @@
 
 A claim is written in a figure's file before anything is run. It is *confirmed* when at least five seeds of every group
 give a 95 % interval that lies wholly on the claimed side of the threshold, *contradicted* when such an interval lies
-wholly on the other side, *not run* when runs it needs are missing, and otherwise *not shown*.
+wholly on the other side, *not run* when runs it needs are missing, and otherwise *not shown*. A claim of being tied
+("not below" a margin under 0) is also not shown where the interval lies wholly under 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from maxinforl.experiments.summary import coverage, phase
 
 CONFIRMED, NOT_SHOWN, CONTRADICTED, NOT_RUN = "confirmed", "not shown", "contradicted", "not run"
 SEEDS = 5  # fewer decide nothing
-RULES, OVERS = ("above", "below"), ("each", "some", "mean")
+RULES, OVERS = ("above", "below", "not below"), ("each", "some", "mean")
 RETURN, COVERAGE, SPEED = "return", "coverage", "ms per step"
 Array = NDArray[np.float64]
 Verdict = dict[str, Any]
@@ -38,7 +39,8 @@ class Claim:
     The statistic is the mean over the share of training in `window` of the return (in units of the task's normalised
     range), of the share of cells visited, of the milliseconds per step, or of any logged metric. `over` says on which
     environments: on each (a verdict of its own), on some at least, or on average. With `ratio` the quotient of
-    geometric means is compared instead of the difference of means.
+    geometric means is compared instead of the difference of means, and `other_statistic` is that of `against` where it
+    is another. Runs of fewer than `least` steps decide nothing: the statistic could not have got there by then.
     """
 
     claim: str
@@ -51,12 +53,15 @@ class Claim:
     over: str = "each"
     environments: tuple[str, ...] = ("*",)
     ratio: bool = False
+    other_statistic: str = ""
+    least: int = 0
 
     @property
     def said(self) -> str:
         """The rule in words."""
         what = f"{self.statistic} of {self.group}, mean over {self.window[0]:.0%} to {self.window[1]:.0%} of training"
-        less = f"{', divided by' if self.ratio else ', less'} that of {' and of '.join(self.against)}"
+        that = self.other_statistic or "that"
+        less = f"{', divided by' if self.ratio else ', less'} {that} of {' and of '.join(self.against)}"
         return f"{what}{less if self.against else ''}, is {self.rule} {self.threshold:g} ({self.over})"
 
 
@@ -107,7 +112,7 @@ class Evidence:
 
     def raw(self, key: Key, claim: Claim) -> Array:
         """The statistic of every run of a cell that got far enough."""
-        place = (key, claim.statistic, claim.window)
+        place = (key, claim.statistic, (*claim.window, claim.least))
         if place not in self._values:
             found = [self._one(run, claim) for run in self.runs.get(key, [])]
             self._values[place] = np.array([v for v in found if v is not None and math.isfinite(v)])
@@ -115,7 +120,7 @@ class Evidence:
 
     def _one(self, run: Run, claim: Claim) -> float | None:
         series = self._series(run, claim.statistic)
-        if series is None or not len(series.step):
+        if series is None or not len(series.step) or run.steps < claim.least:
             return None
         share = series.step / run.steps
         inside = (share >= claim.window[0] - 1e-9) & (share <= claim.window[1] + 1e-9)
@@ -158,7 +163,8 @@ class Evidence:
     def estimate(self, claim: Claim, envs: Sequence[str], other: str | None, confidence: float) -> st.Estimate | None:
         """The contrast of one pair of groups, averaged over environments; None where a cell has no run."""
         terms = [(1 / len(envs), self.values((claim.group, env), claim)) for env in envs]
-        terms += [(-1 / len(envs), self.values((other, env), claim)) for env in envs] if other else []
+        its = replace(claim, statistic=claim.other_statistic or claim.statistic)
+        terms += [(-1 / len(envs), self.values((other, env), its)) for env in envs] if other else []
         return st.contrast(terms, confidence) if terms and all(len(values) for _, values in terms) else None
 
 
@@ -213,7 +219,9 @@ def decide(claim: Claim, estimate: st.Estimate | None) -> str:
         return NOT_SHOWN
     limit = math.log(claim.threshold) if claim.ratio else claim.threshold
     above, below = estimate.low > limit, estimate.high < limit
-    right, wrong = (above, below) if claim.rule == "above" else (below, above)
+    right, wrong = (below, above) if claim.rule == "below" else (above, below)
+    if claim.rule == "not below" and estimate.high < 0:  # close, and yet behind
+        right = False
     return CONFIRMED if right else CONTRADICTED if wrong else NOT_SHOWN
 
 
@@ -245,8 +253,9 @@ def _numbers(
     interval = {
         key: _plain(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))
     }
-    groups = [g for g in (claim.group, other) if g]
-    means = {g: _plain(float(evidence.raw((g, envs[0]), claim).mean())) for g in groups} if len(envs) == 1 else {}
+    groups = {claim.group: claim.statistic} | ({other: claim.other_statistic or claim.statistic} if other else {})
+    mean = lambda g, s: _plain(float(evidence.raw((g, envs[0]), replace(claim, statistic=s)).mean()))
+    means = {g: mean(g, s) for g, s in groups.items()} if len(envs) == 1 else {}
     return {**interval, "seeds": point.n, **({"means": means} if means else {})}
 
 

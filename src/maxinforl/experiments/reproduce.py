@@ -21,7 +21,7 @@ from maxinforl.experiments import figures, report, summary, sweep, theory
 from maxinforl.experiments.claims import NOT_RUN, SPEED, Claim, Evidence, Verdict, judge, parse_claims
 from maxinforl.experiments.rundir import Run, read_run
 from maxinforl.experiments.suite import Planned, Suite, finished, logged_steps, parse_suite, plan
-from maxinforl.training.directory import command_line
+from maxinforl.training.directory import command_line, commit
 
 KINDS = ("curves", "profiles", "exploration", "states", "speed")
 SEEDS, LEAST_SEEDS = 5, 3  # of the paper, and of any scale
@@ -101,6 +101,8 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
     found = figure(name)
     suite = sweep.chosen(scaled(found.suite, scale), args)
     where = sweep.Where.of(args)
+    if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times are of one machine and day
+        where = replace(where, reuse=[Path("results")])
     code = sweep.run(suite, out / "runs", where)
     if where.dry_run:
         return code
@@ -205,7 +207,8 @@ def _source(planned: Sequence[Planned], runs: Sequence[Run], out: Path) -> str:
 
 
 def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: Sequence[str], source: str) -> str:
-    made = f"Made by `{command_line()}` with maxinforl {version('maxinforl')} from {source}."
+    at = f" at commit `{found_commit[:10]}`" if (found_commit := commit()) else ""
+    made = f"Made by `{command_line()}` with maxinforl {version('maxinforl')}{at} from {source}."
     lines = [f"# {found.name}", "", found.suite.title + ".", *([found.about] if found.about else []), "", made, ""]
     lines += [f"Reduced: {reduced}.", ""] if reduced else []
     lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []

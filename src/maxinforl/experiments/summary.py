@@ -16,7 +16,7 @@ from maxinforl.experiments.rundir import Run, Series
 Array = NDArray[np.float64]
 POINTS = 100  # of a curve on the page
 RESAMPLES = 1000
-LATE = 0.1  # the last tenth of the evaluations is the final score
+LATE = 0.9  # evaluations from this share of the steps on are the final score, as claims have it
 FEW = 5  # seeds below which a bootstrap interval says too little
 PHASE_POINTS, PHASE_PLOTS, CELLS = 1500, 24, 20
 
@@ -72,12 +72,12 @@ class Cell:
     runs: Sequence[Run]
     curves: Array  # [seeds, grid]
     finished: NDArray[np.bool_]  # per seed: it reached the task's horizon
+    late: NDArray[np.bool_]  # per grid point: it counts for the final score
 
     @property
     def final(self) -> Array:
-        """Mean of the last tenth of the evaluations, of finished runs only."""
-        late = max(1, round(LATE * self.curves.shape[1]))
-        return self.curves[self.finished, -late:].mean(1)
+        """Mean of the late evaluations, of finished runs only."""
+        return self.curves[np.ix_(self.finished, self.late)].mean(1)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _task(env: str, cells: Mapping[str, Sequence[Run]], notes: list[str]) -> Tas
     built = {}
     for label, runs in cells.items():
         curves = _read(series[label], grid)
-        built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]))
+        built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]), grid >= LATE * grid[-1])
         if not built[label].finished.all():
             short = int((~built[label].finished).sum())
             notes.append(
@@ -499,7 +499,7 @@ def _task_table(task: Task) -> Table:
         ])  # fmt: skip
     header = ["algorithm", "finished", "final return ± se", "final IQM [95 %]", "area under curve ± se"]
     header += [f"median steps to {number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
-    late = f"mean of the last {LATE:.0%} of the evaluations up to {number(task.grid[-1])} environment steps"
+    late = f"mean of the evaluations in the last {1 - LATE:.0%} of {number(task.grid[-1])} environment steps"
     area = f"mean height of the curve from {number(task.grid[task.start])} steps on"
     few = min(len(cell.final) for cell in task.cells.values()) < FEW
     note = (

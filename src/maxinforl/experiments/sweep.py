@@ -159,7 +159,7 @@ class Where:
 
     @classmethod
     def of(cls, args: Any) -> Where:
-        return cls(args.launcher, args.address, args.jobs, args.dry_run, [Path(p) for p in args.reuse])
+        return cls(args.launcher, args.address, args.jobs, args.dry_run, [Path(p) for p in args.reuse or ()])
 
 
 def chosen(suite: Suite, args: Any) -> Suite:
