@@ -221,6 +221,12 @@ def test_slurm_jobs_report_how_they_ended(tmp_path):
     assert write_scripts([], Resources(), tmp_path) == [] and "partition" not in slurm_parameters(Resources())
 
 
+@pytest.mark.parametrize("name", ["ray", "slurm"])
+def test_timed_runs_stay_on_one_machine(name, tmp_path):
+    with pytest.raises(BadInput, match="timed one at a time on one machine"):
+        make_launcher(name, Resources(alone=True), tmp_path)
+
+
 def slurm_here() -> bool:
     return subprocess.run(["which", "srun"], capture_output=True).returncode == 0
 

@@ -174,7 +174,10 @@ def _visited(run: Run) -> tuple[Array, Array] | None:
         states = run.states()
     except BadInput:
         return None
-    return None if states is None else (states[0], phase(states[1])[0])
+    if states is None:
+        return None
+    finite = np.isfinite(states[1]).all(1)
+    return (states[0][finite], phase(states[1][finite])[0]) if finite.any() else None
 
 
 # --- verdicts -------------------------------------------------------------------------------------------------

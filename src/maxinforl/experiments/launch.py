@@ -27,6 +27,7 @@ from maxinforl.training.store import usable_cores
 RETRIES = 3  # of a run whose worker died
 TAIL = 6  # lines of a failed run that are shown
 PATIENCE = 60.0  # seconds for which a run waits for the process that still holds its directory
+THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # what limits a run to its cores
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     """The job as a process of its own with as many threads as it was given."""
     make_directory(job.log.parent)
     # XLA sizes its thread pools by NPROC: as many threads anywhere give the same numbers everywhere.
-    threads = dict.fromkeys(("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
+    threads = dict.fromkeys(THREADS, str(job.threads))
     with job.log.open("ab") as log:
         return subprocess.Popen(
             job.command,
@@ -267,7 +268,8 @@ def write_scripts(jobs: Sequence[Job], resources: Resources, folder: Path) -> li
 
     written = []
     for job in jobs:
-        threads = {"setup": [f"export NPROC={job.threads} OMP_NUM_THREADS={job.threads}", f"cd {shlex.quote(job.cwd)}"]}
+        counts = " ".join(f"{name}={job.threads}" for name in THREADS)
+        threads = {"setup": [f"export {counts}", f"cd {shlex.quote(job.cwd)}"]}
         asked = {**slurm_parameters(resources), **threads, "job_name": job.name.replace("/", "_")}
         path = make_directory(folder) / f"{job.log.stem}.sh"
         path.write_text(_make_sbatch_string(command=shlex.join(job.command), folder=folder, **asked))
@@ -288,6 +290,8 @@ def make_launcher(
         raise BadInput(f"--jobs must be at least 1, not {jobs}")
     if address is not None and name != "ray":
         raise BadInput("--address is the address of a Ray cluster: add --launcher ray")
+    if resources.alone and name != "local":
+        raise BadInput("the runs of this suite are timed one at a time on one machine: use --launcher local")
     room = 1 if resources.alone else jobs or max(1, usable_cores() // resources.cores)
     if name == "slurm":
         return Slurm(resources, out / "slurm")
