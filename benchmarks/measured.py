@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from statistics import median
 
-import numpy as np
+from summarise import outcome
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
@@ -30,20 +30,18 @@ def number(x: float, digits: int = 0) -> str:
 
 def row(cell: Path, threshold: float) -> str:
     """One algorithm on one task; the median is over all seeds, so there is none where fewer than half solve it."""
-    runs = [np.genfromtxt(p, delimiter=",", skip_header=1) for p in sorted(cell.glob("seed-*/eval.csv"))]
+    final, firsts = outcome(cell, threshold)
     with next(cell.glob("seed-*/config.toml")).open("rb") as file:
         settings = tomllib.load(file)["settings"]
-    final = np.array([run[-1, 3] for run in runs])
-    firsts = sorted(next((float(r[0]) for r in run if r[3] >= threshold), float("inf")) for run in runs)
-    middle, solved = median(firsts), sum(f < float("inf") for f in firsts)
+    solved = sum(first is not None for first in firsts)
+    middle = median(float("inf") if first is None else first for first in firsts)
     ratio = "" if settings["update_ratio"] == 1 else f", ratio {settings['update_ratio']:g}"
     returns = f"{number(final.mean(), 1)} ± {number(final.std(ddof=1) / len(final) ** 0.5, 1)}"
     when = "–" if middle == float("inf") else number(middle)
     name = f"`{settings['algo']}`" + ("" if cell.name == settings["algo"] else ", time limit terminates")
     name += " †" if settings["learning_starts"] else ""
-    return (
-        f"| {name} | {len(runs)} | {number(settings['steps'])}{ratio} | {returns} | {solved} of {len(runs)} | {when} |"
-    )
+    seeds, steps = len(final), number(settings["steps"])
+    return f"| {name} | {seeds} | {steps}{ratio} | {returns} | {solved} of {seeds} | {when} |"
 
 
 def tables(results: Path = ROOT / "results") -> str:

@@ -7,20 +7,25 @@ from pathlib import Path
 import numpy as np
 
 
+def outcome(cell: Path, threshold: float) -> tuple[np.ndarray, list[int | None]]:
+    """The last return of every seed, and the first step at which each was at or above the threshold."""
+    runs = [np.genfromtxt(p, delimiter=",", skip_header=1) for p in sorted(cell.glob("seed-*/eval.csv"))]
+    firsts = [next((int(r[0]) for r in run if r[3] >= threshold), None) for run in runs]
+    return np.array([run[-1, 3] for run in runs]), firsts
+
+
 def rows(directory: Path, threshold: float) -> list[str]:
     table = [
         "| run | seeds | final return (mean ± se) | first step at threshold, per seed | seeds that reach it |",
         "|---|---|---|---|---|",
     ]
     for cell in sorted(p for p in directory.iterdir() if list(p.glob("seed-*/eval.csv"))):
-        runs = [np.genfromtxt(p, delimiter=",", skip_header=1) for p in sorted(cell.glob("seed-*/eval.csv"))]
-        final = np.array([run[-1, 3] for run in runs])
+        final, firsts = outcome(cell, threshold)
         error = final.std(ddof=1) / len(final) ** 0.5 if len(final) > 1 else float("nan")
-        firsts = [next((int(r[0]) for r in run if r[3] >= threshold), None) for run in runs]
         reached = sum(f is not None for f in firsts)
         listed = ", ".join("–" if f is None else str(f) for f in firsts)
         table.append(
-            f"| {cell.name} | {len(runs)} | {final.mean():.1f} ± {error:.1f} | {listed} | {reached} of {len(runs)} |"
+            f"| {cell.name} | {len(final)} | {final.mean():.1f} ± {error:.1f} | {listed} | {reached} of {len(final)} |"
         )
     return table
 
