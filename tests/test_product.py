@@ -203,7 +203,7 @@ def test_the_catalogue_is_the_papers():
     assert algorithm("intrinsic-sac").weight == Fixed(1.0)
     assert algorithm("eipo-sac").weight == Tuned(start=1.0, lr=3e-4)
     light = with_uncertainty(algorithm("maxinfo-sac"), "light")
-    assert light.intrinsic.hidden == (64, 64) and with_uncertainty(light, "paper").intrinsic.hidden == (256, 256)
+    assert light.intrinsic.hidden == (32, 32) and with_uncertainty(light, "paper").intrinsic.hidden == (256, 256)
 
 
 def test_the_lists_are_printed_whole(capsys):

@@ -582,7 +582,7 @@ def test_presets_state_differences_and_flags_win():
     assert agent.base.lr == agent.base.alpha.lr == agent.intrinsic.lr == agent.weight.lr == 5e-5
     assert settings.capacity == 2_500_000
     _, agent = resolve(Settings(algo="maxinfo-sac", env="h1-run", preset="none", uncertainty="light"))
-    assert agent.base.hidden == (256, 256) and agent.intrinsic.hidden == (64, 64)
+    assert agent.base.hidden == (256, 256) and agent.intrinsic.hidden == (32, 32)
     assert resolve(Settings(algo="sac", env="dmc/walker-run"))[0].action_repeat == 2
     settings, agent = resolve(Settings(algo="maxinfo-drq", env="pixels/dmc/reacher-hard"))
     assert (settings.action_repeat, agent.intrinsic.hidden, agent.base.lr) == (2, (256, 256), 3e-4)

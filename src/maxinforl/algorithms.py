@@ -57,7 +57,7 @@ STRATEGIES: dict[str, Strategy] = {
 DEFAULT_INTRINSIC = {"maxinfo": "info-gain", "sum": "info-gain", "eipo": "info-gain"} | dict.fromkeys(
     ("eps", "then"), "disagreement"
 )
-LIGHT = (64, 64)  # members of the light ensemble
+LIGHT = 8  # how many times narrower than the actor the members of the light ensemble are
 
 Algo = Literal[
     "sac", "redq", "oac", "ddpg", "droq",
@@ -145,12 +145,13 @@ def algorithm(algo: str) -> Strategy:
 
 
 def with_uncertainty(agent: Strategy, uncertainty: str) -> Strategy:
-    """The agent with a light ensemble, or the paper's: members as wide as the actor."""
+    """The agent with the paper's ensemble, its members as wide as the actor, or a light one, narrower `LIGHT` times."""
     if uncertainty not in ("paper", "light"):
         raise unknown("uncertainty", uncertainty, ("paper", "light"))
     if not isinstance(getattr(agent, "intrinsic", None), Ensemble):
         return agent
-    hidden = LIGHT if uncertainty == "light" else agent.base.hidden
+    narrower = LIGHT if uncertainty == "light" else 1
+    hidden = tuple(width // narrower for width in agent.base.hidden)
     return replace(agent, intrinsic=replace(agent.intrinsic, hidden=hidden))  # type: ignore[attr-defined,call-arg]
 
 

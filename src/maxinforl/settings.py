@@ -34,7 +34,7 @@ class Settings:
     learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
     batch_size: int = option(256, "transitions per update", least=1)
     capacity: int | None = option(None, "most transitions the replay keeps (default: 1 000 000)", least=2)
-    uncertainty: str | None = option(None, "ensemble: paper (as wide as the actor) or light (64, 64)")
+    uncertainty: str | None = option(None, "ensemble: paper (as wide as the actor) or light (an eighth of that)")
     set: tuple[tuple[str, Any], ...] = option((), "any setting of the agent, such as base.lr=1e-4; may be repeated")
     preset: str | None = option(None, "hyperparameters: a name from `maxinforl list --preset`, or none")
     image_size: int = option(84, "side of rendered images", least=1, most=2048)
