@@ -1,5 +1,6 @@
 """Suites carried out: pools, failures, a killed driver, Ray and Slurm; mostly with jobs that train nothing."""
 
+import json
 import os
 import signal
 import subprocess
@@ -281,3 +282,39 @@ def test_ray_and_a_killed_local_driver_give_the_same_curves(cluster, tmp_path, m
     log = Path("local/logs/sac_Pendulum-v1_seed-0.log").read_text()
     assert "resuming" in log
     assert {p.state for p in plan(runs, Path("local"))} == {"finished"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_ray_runs_survive_their_worker_and_their_driver(tmp_path, monkeypatch):
+    """The worker of the first run is killed, then the driver in the middle of the second; started again, the suite
+    finishes every run once, with the curves of runs that nobody disturbed."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.chdir(tmp_path)
+    Path("suite.toml").write_text(tomli_w.dumps({**TINY, "settings": {**TINY["settings"], "steps": 400}}))
+    sweeping = [sys.executable, "-m", "maxinforl", "sweep", "suite.toml", "--jobs", "1", "--out"]
+    on_ray = [*sweeping, "ray", "--launcher", "ray"]
+    driver = subprocess.Popen(on_ray, stdout=subprocess.DEVNULL)
+    first, second = (Path("ray/sac/Pendulum-v1", name) for name in ("seed-0", "seed-1"))
+    os.kill(parent(saving(first, driver)), signal.SIGKILL)
+    run = saving(second, driver)
+    driver.kill()
+    driver.wait()
+    assert gone(run, 60.0)
+    assert subprocess.run(on_ray, stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run([*sweeping, "local"], stdout=subprocess.DEVNULL).returncode == 0
+    for run in (first, second):
+        curve = (run / "eval.csv").read_text()
+        assert curve == Path("local", *run.parts[1:], "eval.csv").read_text() and curve.count("\n") == 10
+        assert "resuming" in Path("ray/logs", f"sac_Pendulum-v1_{run.name}.log").read_text()
+
+
+def saving(run: Path, driver: subprocess.Popen, seconds: float = 180.0) -> int:
+    """The process that trains in a directory, once it has written a checkpoint."""
+    deadline = time.monotonic() + seconds
+    while not list(run.glob("checkpoints/step-*")) and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return json.loads((run / "lock.json").read_text())["pid"]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

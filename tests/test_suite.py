@@ -76,6 +76,17 @@ def test_scale_restriction_and_changes():
     assert other.runs()[0].settings.env_arg == (("time_limit_is_terminal", True),)
 
 
+def test_a_change_of_a_part_is_for_those_that_have_it():
+    suite = parse(algorithms=["sac", "maxinfo-sac"])
+    made = {r.algorithm: r.resolved[1] for r in suite.changed([("intrinsic.hidden", (8,)), ("base.lr", 1e-3)]).runs()}
+    assert made["maxinfo-sac"].intrinsic.hidden == (8,) and {agent.base.lr for agent in made.values()} == {1e-3}
+    for typo, meant in (("intrinsic.hiden", "intrinsic.hidden"), ("intrinsik.hidden", "intrinsic")):
+        with pytest.raises(BadInput, match=meant):
+            suite.changed([(typo, (8,))]).runs()
+    with pytest.raises(BadInput, match="intrinsic.hidden"):
+        suite.restricted(["sac"]).changed([("intrinsic.hidden", (8,))]).runs()
+
+
 REFUSED = [
     ({"algoritms": []}, "did you mean 'algorithms'"),
     ({"algorithms": ["maxinfo-sax"]}, "did you mean 'maxinfo-sac'"),
@@ -162,7 +173,7 @@ def test_published_results_are_recognised():
         },
         "published",
     )
-    planned = plan(suite.runs(), Path("nowhere"), [RESULTS])
+    planned = plan(suite.changed([("intrinsic.hidden", (64, 64))]).runs(), Path("nowhere"), [RESULTS])
     assert len(planned) == 10 and {p.state for p in planned} == {"finished"}
     assert {p.directory.parent.name for p in planned} == {"sac", "maxinfo-sac"}
 

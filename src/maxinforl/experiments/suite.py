@@ -262,6 +262,9 @@ class Suite:
         kept = [(cell, s) for cell in cells if (s := self._cell(*cell)) is not None]
         if not kept:
             raise BadInput(f"the suite '{self.title}' has no runs: [[cells]] with skip leaves nothing")
+        for entry in self.changes.get("set", {}).items():
+            if not any(entry[0] in dict(settings.set) for _, settings in kept):
+                resolve(replace(kept[-1][1], set=(entry,)))  # which says what there is instead
         made = [SuiteRun(*cell, replace(settings, seed=seed)) for seed in self.seeds for cell, settings in kept]
         for run in made[: len(kept)]:
             run.resolved  # noqa: B018 - so that what cannot be built is refused before anything runs
@@ -282,7 +285,16 @@ class Suite:
         for name in ("steps", "eval_every"):
             value = table.get(name, SETTINGS[name].default)
             table[name] = max(1, round(value * self.scale)) if isinstance(value, int) else value
-        return read_settings(merged([table, self.changes]))
+        return self._fitting(read_settings(merged([table, self.changes])))
+
+    def _fitting(self, settings: Settings) -> Settings:
+        """Without the changed entries of parts that this algorithm has not, such as the intrinsic model of `sac`."""
+        own = tuple(entry for entry in settings.set if entry[0] not in self.changes.get("set", {}))
+        if len(own) == len(settings.set):
+            return settings
+        _, agent = resolve(replace(settings, set=own))
+        fits = lambda path: path not in self.changes["set"] or hasattr(agent, path.partition(".")[0])
+        return replace(settings, set=tuple(entry for entry in settings.set if fits(entry[0])))
 
     def restricted(self, algorithms: Sequence[str] = (), environments: Sequence[str] = ()) -> Suite:
         """The part of the suite that names or patterns choose."""

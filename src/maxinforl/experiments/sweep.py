@@ -175,8 +175,10 @@ def run(suite: Suite, out: Path, where: Where) -> int:
     problems: list[str] = []
     planned = plan(suite.runs(), out, where.reuse, problems)
     console = Console()
-    for problem in problems:
-        console.print(f"left out: {problem}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if problems:
+        others = f" ({count(len(problems) - 1, 'other')} likewise)" if len(problems) > 1 else ""
+        said = f"left out: {problems[0]}{others}"
+        console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if where.dry_run:
         describe(suite, planned, out, where, console)
         return DONE
