@@ -2,8 +2,8 @@
 
     python benchmarks/light_paper.py results/light-paper
 
-Per task: the ratio of median steps to the threshold (light over paper, 95 % bootstrap interval), and the mean return
-of the last three evaluations of both with their intervals.
+Per task and narrow ensemble: the ratio of median steps to the threshold (light over paper, 95 % bootstrap interval), and
+the mean return of the last three evaluations of both with their intervals.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from maxinforl.experiments.statistics import (
 )
 
 THRESHOLDS = {"mountain-car": 90.0, "pendulum-hanging": -400.0}
+NARROW = {"light": "5 × (32, 32)", "light-64": "5 × (64, 64)"}
 
 
 def curves(cell: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -43,16 +44,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     root = parser.parse_args().directory
-    print("| task | seeds | median steps, paper | light | light / paper [95 %] | final return, paper | light |")
-    print("|---|---|---|---|---|---|---|")
+    print("| task | seeds | ensemble | median steps, paper | its own | own / paper [95 %] | final return, paper | its own |")
+    print("|---|---|---|---|---|---|---|---|")
     for task, threshold in THRESHOLDS.items():
-        cells = {name: curves(root / task / name) for name in ("paper", "light")}
-        hits = {name: steps_to_threshold(*cell, threshold) for name, cell in cells.items()}
-        ratio = ratio_of_medians(hits["light"], hits["paper"], resamples=10_000)
-        between = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-        count = len(cells["light"][1])
-        ends = " | ".join(final(cells[name][1]) for name in ("paper", "light"))
-        print(f"| {task} | {count} | {said(hits['paper'])} | {said(hits['light'])} | {between} | {ends} |")
+        for narrow, shape in NARROW.items():
+            cells = [curves(root / task / name) for name in ("paper", narrow)]
+            paper, own = (steps_to_threshold(*cell, threshold) for cell in cells)
+            ratio = ratio_of_medians(own, paper, resamples=10_000)
+            between = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+            ends = " | ".join(final(returns) for _, returns in cells)
+            print(f"| {task} | {len(own.step)} | {shape} | {said(paper)} | {said(own)} | {between} | {ends} |")
 
 
 if __name__ == "__main__":
