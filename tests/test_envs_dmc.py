@@ -105,6 +105,12 @@ def test_bad_arguments(args):
         make("dmc/cartpole-swingup", env_args=args)
 
 
+def test_mujoco_4_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("mujoco.__version__", "4.0.0")
+    with pytest.raises(BadInput, match="mujoco<4"):
+        make("dmc/cartpole-swingup")
+
+
 def test_task_arguments_pass_through():
     env = make("dmc/cartpole-swingup", env_args={"time_limit": 0.05})
     env.reset(seed=0)

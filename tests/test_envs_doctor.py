@@ -1,12 +1,19 @@
 """The doctor: every line that is not green says what to do; only the default command's needs fail it."""
 
 import io
+import os
 import subprocess
+import sys
+from importlib.util import find_spec
 
 import pytest
 from rich.console import Console
 
 from maxinforl import cli, doctor
+from maxinforl.settings import Settings
+from maxinforl.training import loop
+
+RUN = subprocess.run
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +29,7 @@ def report():
 
 def test_a_sound_machine_passes_and_every_bad_line_has_a_fix():
     code, text = report()
-    assert code == 0 and "JAX" in text and doctor.DEFAULT_ENV in text
+    assert code == 0 and "JAX" in text and Settings.env in text
     assert all(check.ok or check.fix for check in doctor.checks())
 
 
@@ -33,15 +40,15 @@ def test_missing_extras_do_not_fail_and_name_the_command(monkeypatch):
 
 
 def test_too_little_memory_fails(monkeypatch):
-    monkeypatch.setattr(doctor, "available_memory", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(loop, "available_memory", lambda: 4 * doctor.GIB)
     console = Console(file=io.StringIO(), width=200)
-    assert doctor.main(console, replay_bytes=21 * doctor.GIB) == 1
+    assert doctor.main(console, lambda: 21 * doctor.GIB) == 1
     assert "smaller replay" in console.file.getvalue()
-    assert doctor.main(console, replay_bytes=doctor.GIB) == 0
+    assert doctor.main(console, lambda: doctor.GIB) == 0
 
 
 def test_a_broken_default_environment_fails(monkeypatch):
-    monkeypatch.setattr(doctor, "DEFAULT_ENV", "Gone-v0")
+    monkeypatch.setattr(Settings, "env", "Gone-v0")
     assert report()[0] == 1
 
 
@@ -72,16 +79,51 @@ def test_gpu_preallocation_is_reported(monkeypatch):
 
 
 def test_free_memory_is_positive_where_it_can_be_read():
-    free = doctor.available_memory()
+    free = loop.available_memory()
     assert free is None or free > 0
 
 
 def test_the_memory_of_a_configured_run(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "available_memory", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(loop, "available_memory", lambda: 4 * doctor.GIB)
     quick = lambda: [doctor.memory(seen[-1])]
     seen = []
-    monkeypatch.setattr(doctor, "checks", lambda replay_bytes=0: seen.append(replay_bytes) or quick())
+    monkeypatch.setattr(doctor, "checks", lambda replay_bytes: seen.append(replay_bytes()) or quick())
     wide = ["--algo", "drq", "--env", "pixels/pendulum-hanging", "--steps", "250000"]
     assert cli.main(["doctor", *wide]) == 1 and 250_000 * 84 * 84 * 3 < seen[-1] < 1.06 * 250_001 * 84 * 84 * 3
     assert cli.main(["doctor", *wide, "--image-size", "32"]) == 0 and "4.0 GiB free" in capsys.readouterr().out
     assert cli.main(["doctor"]) == 0 and seen[-1] == 0
+
+
+@pytest.mark.parametrize("word", ["doctor", "list"])
+def test_a_jax_that_does_not_import_is_told_of(tmp_path, word):
+    (tmp_path / "jax.py").write_text("raise ImportError('libcuda.so.1:\\ncannot open shared object file')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "300"}
+    done = RUN([sys.executable, "-m", "maxinforl", word], capture_output=True, text=True, env=environ)
+    said = done.stdout if word == "doctor" else done.stderr
+    assert done.returncode == (1 if word == "doctor" else cli.BAD_INPUT) and "Traceback" not in done.stderr
+    assert "ImportError: libcuda.so.1: cannot open shared object file" in said
+    assert ("pip install --force-reinstall jax" if word == "doctor" else "maxinforl doctor") in said
+
+
+def test_a_variable_that_is_to_blame_is_named(monkeypatch):
+    import jax
+
+    def broken():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", broken)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    check = doctor.jax_devices()
+    assert check.detail == "AssertionError" and check.fix.startswith("unset JAX_PLATFORMS, which asks for cuda")
+    failed = subprocess.CompletedProcess([], 1, "", "no such backend")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *args, **kwargs: failed)
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    assert doctor.rendering().fix.startswith("unset MUJOCO_GL")
+
+
+@pytest.mark.skipif(find_spec("dm_control") is None, reason="dm_control is not installed")
+def test_the_frame_is_really_drawn(monkeypatch):
+    """Or what it says is what MuJoCo said, where this machine cannot draw."""
+    monkeypatch.setattr(doctor.subprocess, "run", RUN)
+    check = doctor.rendering()
+    assert check.detail.endswith("drew a frame") if check.ok else "rendering failed" in check.detail

@@ -43,6 +43,8 @@ def test_the_model_is_that_of_the_benchmark(env):
         assert ankle.mass[0] == 0.552448
         np.testing.assert_allclose(ankle.ipos, (0.048568, 0, -0.045609))
         np.testing.assert_allclose(ankle.inertia, (0.00362, 0.00355701, 0.000149987))
+        np.testing.assert_allclose(ankle.iquat, (0.489385, 0.510394, 0.510394, 0.489385), atol=1e-6)
+    np.testing.assert_array_equal(model.actuator("torso").forcerange, (-200, 200))
 
 
 def test_servos_pull_to_their_target_with_the_stated_gains(env):
@@ -101,6 +103,20 @@ def test_moving():
         assert at(speed) == at(speed + 3) == pytest.approx(1)
         assert at(0) == at(-2) == pytest.approx(1 / 6)
         assert at(speed / 2) == pytest.approx((1 + 2.5) / 6)
+
+
+@pytest.mark.parametrize("task", ["stand", "walk", "run"])
+def test_every_name_is_its_own_task_and_is_measured_without_another_pass(task):
+    """The head is where the last physics step began, 2 ms before the positions that are observed."""
+    env = make(f"h1-{task}")
+    bare, obs = env.unwrapped, env.reset(seed=0)[0]
+    assert bare.task == task and obs.shape == (51,) and env.action_space.shape == (19,)
+    for _ in range(5):
+        value = env.step(bare.home_action())[1]
+    assert value == pytest.approx(humanoid.reward(task, *bare.measure()))
+    lagging = bare.data.site("head").xpos[2]
+    bare.mujoco.mj_forward(bare.model, bare.data)
+    assert bare.data.site("head").xpos[2] != lagging
 
 
 def test_tolerance_agrees_with_dm_control():

@@ -244,6 +244,8 @@ FAULTS = {
     "NaN reward": (lambda obs, r: (obs, np.nan), "reward is nan"),
     "huge reward": (lambda obs, r: (obs, 1e39), r"reward is 1e\+39, which is more than float32 holds"),
     "exception": (lambda obs, r: {}["gone"], "raised KeyError: 'gone'"),
+    "lines of an exception": (lambda obs, r: float("a\nb"), r"raised ValueError: could not convert string"),
+    "reward table": (lambda obs, r: (obs, np.zeros((3, 3))), r"reward is array\(\[\[0\., 0\., 0\.\], \[0\."),
 }
 
 

@@ -238,3 +238,9 @@ def test_a_wrong_shape_or_dtype_is_caught():
     for raw in (np.zeros(2), np.array(["a"]), np.array([None])):
         with pytest.raises(RunFailed, match="observation has"):
             make(Line(observe=lambda raw=raw: raw)).reset(seed=0)
+
+
+def test_an_argument_with_a_value_that_cannot_be_is_one_sentence():
+    with pytest.raises(BadInput, match=r"Pendulum-v1 cannot be built with .* max_episode_steps=-5: ") as caught:
+        make("Pendulum-v1", env_args={"max_episode_steps": -5})
+    assert "\n" not in str(caught.value)

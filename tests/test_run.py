@@ -799,6 +799,59 @@ def test_a_video_of_the_last_evaluation(tmp_path):
     assert film.stat().st_size > 1000
 
 
+class Breaks(Corridor):
+    """One whose simulator is gone after 30 steps in all."""
+
+    def step(self, action):
+        if self.count >= 30:
+            raise OSError("simulator\nlost")
+        return super().step(action)
+
+
+gym.register("Breaks-v0", lambda: Breaks())
+
+
+@pytest.mark.parametrize("flags", [[], ["--num-envs", "2"], ["--seeds", "0-1"]])
+def test_what_was_learned_is_kept_where_the_environment_breaks_before_any_checkpoint(tmp_path, capsys, flags):
+    """And it is whole: a run with more patience goes on from there as if nothing had happened."""
+    command = ["train", "--algo", "sac", "--env", "Breaks-v0", "--steps", "100", *FLAGS, "--eval-episodes", "0", *flags]
+    assert cli.main([*command, "--max-faults", "0", "--out", str(tmp_path / "run")]) == 3
+    said = capsys.readouterr().err
+    last = 60 if "--num-envs" in flags else 30
+    assert f"raised OSError: simulator lost (what was learned until step {last} is kept)" in said
+    assert said.count("\n") == 1 and "Traceback" not in said
+    runs = [tmp_path / "run" / f"seed-{i}" for i in (0, 1)] if "--seeds" in flags else [tmp_path / "run"]
+    assert {CheckpointStore(run / "checkpoints").load().step for run in runs} == {last}
+    assert cli.main(["resume", str(tmp_path / "run"), "--max-faults", "9", "--override"]) == 0
+    assert "does not repeat" not in capsys.readouterr().out
+
+
+def test_an_environment_of_ones_own_that_breaks_leaves_what_was_learned(tmp_path):
+    agent = make("sac", Breaks(), eval_episodes=0)
+    with pytest.raises(RunFailed, match=r"simulator lost \(what was learned until step 30 is kept\)"):
+        agent.learn(100, out=tmp_path / "run")
+    assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 30
+
+
+@pytest.mark.parametrize("env", ["Corridor-v0", "jax/pendulum-hanging"])
+def test_the_states_that_are_recorded_are_those_that_steps_led_to(tmp_path, env):
+    """The last one of an episode too, and not the first of the next in its place."""
+    command = ["train", "--algo", "sac", "--env", env, "--steps", "205", *FLAGS, "--eval-episodes", "0"]
+    assert cli.main([*command, "--record-states", "--learning-starts", "201", "--out", str(tmp_path)]) == 0
+    saved, (lane,) = np.load(tmp_path / "states.npz"), CheckpointStore(tmp_path / "checkpoints").load().rows.lanes
+    follows = np.flatnonzero(lane.columns["end"][:-1] != 3) + 1  # rows that a transition led to
+    np.testing.assert_array_equal(saved["obs"], lane.columns["obs"][follows])
+    assert (lane.columns["end"] == 3).any()
+
+
+def test_evaluations_pay_the_price_of_actions():
+    returns = {}
+    for cost in (0.0, 0.5):
+        agent = make("sac", action_cost=cost, seed=3)
+        returns[cost] = np.array([agent.evaluate(episodes=2).returns])
+    assert (returns[0.5] < returns[0.0]).all()
+
+
 def test_a_bad_observation_ends_the_run_with_code_3_and_keeps_it(tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", "--algo", "sac", "--env", "Poisoned-v0", "--steps", "100", *FLAGS, "--save-every", "10"]

@@ -83,7 +83,7 @@ def test_a_change_of_a_part_is_for_those_that_have_it():
     for typo, meant in (("intrinsic.hiden", "intrinsic.hidden"), ("intrinsik.hidden", "intrinsic")):
         with pytest.raises(BadInput, match=meant):
             suite.changed([(typo, (8,))]).runs()
-    with pytest.raises(BadInput, match="intrinsic.hidden"):
+    with pytest.raises(BadInput, match=r"intrinsic\.hidden"):
         suite.restricted(["sac"]).changed([("intrinsic.hidden", (8,))]).runs()
 
 

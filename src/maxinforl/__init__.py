@@ -2,14 +2,35 @@
 
 __version__ = "0.1.0"
 
-from maxinforl import compiling  # isort: skip  (before anything wakes JAX)
-from maxinforl.agent import Agent, load, make
-from maxinforl.algorithms import CATALOGUE
-from maxinforl.core.multiplier import Fixed, Tuned
-from maxinforl.errors import BadInput, RunFailed
-from maxinforl.explore.maxinfo import Tied
-from maxinforl.training.resume import resume
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from maxinforl import compiling  # noqa: F401  (before anything wakes JAX)
+
+if TYPE_CHECKING:
+    from maxinforl.agent import Agent, load, make
+    from maxinforl.algorithms import CATALOGUE
+    from maxinforl.core.multiplier import Fixed, Tuned
+    from maxinforl.errors import BadInput, RunFailed
+    from maxinforl.explore.maxinfo import Tied
+    from maxinforl.training.resume import resume
 
 __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make", "resume"]
 
-del compiling
+HOMES = {
+    "agent": ("Agent", "load", "make"),
+    "algorithms": ("CATALOGUE",),
+    "core.multiplier": ("Fixed", "Tuned"),
+    "errors": ("BadInput", "RunFailed"),
+    "explore.maxinfo": ("Tied",),
+    "training.resume": ("resume",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names come with their first use, so that `maxinforl doctor` can tell of a JAX that does not import."""
+    for home, names in HOMES.items():
+        if name in names:
+            globals()[name] = found = getattr(import_module(f"maxinforl.{home}"), name)
+            return found
+    raise AttributeError(f"module 'maxinforl' has no attribute '{name}'")

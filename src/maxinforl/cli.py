@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from maxinforl.errors import BadInput, RunFailed, unknown
+from maxinforl.errors import BadInput, RunFailed, one_line, unknown
 from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
@@ -229,6 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0 done, 2 bad input, 3 run failed, 75 preempted."""
     command = None
     try:
+        import jax  # noqa: F401
+    except Exception as error:
+        return without_jax(error, sys.argv[1:] if argv is None else argv)
+    try:
         root = parser()
         args = root.parse_args(argv)
         if args.version:
@@ -380,6 +384,18 @@ def bench(args: argparse.Namespace) -> int:
     return DONE
 
 
+def without_jax(error: Exception, argv: Sequence[str]) -> int:
+    """Nothing but the doctor works where JAX does not import."""
+    if [*argv[:1]] == ["doctor"]:
+        from rich.console import Console
+
+        from maxinforl import doctor
+
+        return doctor.main(Console())
+    print(f"maxinforl: JAX does not import ({one_line(error)}): `maxinforl doctor` says what to do", file=sys.stderr)
+    return BAD_INPUT
+
+
 def doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
 
@@ -387,7 +403,7 @@ def doctor(args: argparse.Namespace) -> int:
     from maxinforl.training.command import replay_of
 
     given = given_settings(args)
-    return doctor.main(Console(), replay_of(given) if given else 0)
+    return doctor.main(Console(), lambda: replay_of(given) if given else 0)
 
 
 def report(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -11,11 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from maxinforl.envs import gl
-from maxinforl.settings import Settings
-from maxinforl.training.loop import available_memory
+from maxinforl.errors import one_line
 
-DEFAULT_ENV = Settings.env
 GIB = 2**30
 EXTRAS = {
     "mujoco": "mujoco",
@@ -42,13 +40,18 @@ class Check(NamedTuple):
     required: bool = False
 
 
-def checks(replay_bytes: int = 0) -> list[Check]:
-    """Looks at Python, JAX, memory, the default environment, MuJoCo, rendering and the extras."""
-    found = [python(), jax_devices(), preallocation(), memory(replay_bytes), default_environment()]
-    return [*found, mujoco_pair(), rendering(), *(extra(*item) for item in EXTRAS.items())]
+def checks(replay_bytes: Callable[[], int] = lambda: 0) -> list[Check]:
+    """Looks at Python, JAX, memory, the default environment, MuJoCo, rendering and the extras.
+
+    Without JAX most of the package does not import, so the lines that need it are left out.
+    """
+    first, extras = [python(), jax_devices()], [mujoco_pair(), *(extra(*item) for item in EXTRAS.items())]
+    if not first[-1].ok:
+        return [*first, *extras]
+    return [*first, preallocation(), memory(replay_bytes()), default_environment(), extras[0], rendering(), *extras[1:]]
 
 
-def main(console: Console, replay_bytes: int = 0) -> int:
+def main(console: Console, replay_bytes: Callable[[], int] = lambda: 0) -> int:
     """Prints the report; 1 if the default command would fail here, else 0."""
     table = Table("check", "", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
     found = checks(replay_bytes)
@@ -66,7 +69,9 @@ def python() -> Check:
 
 
 def jax_devices() -> Check:
+    chosen = os.environ.get("JAX_PLATFORMS")
     fix = "reinstall it: pip install --force-reinstall jax"
+    fix = f"unset JAX_PLATFORMS, which asks for {chosen}, or {fix}" if chosen else fix
     try:
         import jax
 
@@ -93,6 +98,8 @@ def preallocation() -> Check:
 
 
 def memory(replay_bytes: int) -> Check:
+    from maxinforl.training.loop import available_memory
+
     free = available_memory()
     if free is None:
         return Check("memory", True, "cannot be read on this system")
@@ -103,13 +110,15 @@ def memory(replay_bytes: int) -> Check:
 
 def default_environment() -> Check:
     from maxinforl.envs import make_pool
+    from maxinforl.settings import Settings
 
+    name = Settings.env
     try:
-        pool = make_pool(DEFAULT_ENV)
+        pool = make_pool(name)
         pool.step(pool.action_space.sample()[None])
     except Exception as error:
-        return Check(DEFAULT_ENV, False, one_line(error), "reinstall: pip install --force-reinstall gymnasium", True)
-    return Check(DEFAULT_ENV, True, "steps", required=True)
+        return Check(name, False, one_line(error), "reinstall: pip install --force-reinstall gymnasium", True)
+    return Check(name, True, "steps", required=True)
 
 
 def mujoco_pair() -> Check:
@@ -127,14 +136,17 @@ def rendering() -> Check:
     """Draws a frame in a process of its own: a broken graphics driver may crash it or hang."""
     if not find_spec("dm_control"):
         return Check("rendering", False, "not tried without dm_control", "pip install 'maxinforl[dmc]'")
+    from maxinforl.envs import gl
+
+    fix = f"unset MUJOCO_GL, or {gl.FIX}" if "MUJOCO_GL" in os.environ else gl.FIX
     gl.choose_backend()
     backend = f"MUJOCO_GL={os.environ.get('MUJOCO_GL', 'unset')}"
     try:
         done = subprocess.run([sys.executable, "-c", FRAME], capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        return Check("rendering", False, f"{backend}: no frame after two minutes", gl.FIX)
+        return Check("rendering", False, f"{backend}: no frame after two minutes", fix)
     last = done.stderr.strip().splitlines()[-1:] if done.returncode else ["drew a frame"]
-    return Check("rendering", done.returncode == 0, f"{backend}: {''.join(last)}", gl.FIX)
+    return Check("rendering", done.returncode == 0, f"{backend}: {''.join(last)}", fix)
 
 
 def extra(name: str, module: str) -> Check:
@@ -147,7 +159,3 @@ def version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -24,6 +24,11 @@ class RunFailed(Told):
     """A run that had begun could not go on; what it had is kept (exit code 3)."""
 
 
+def one_line(error: BaseException) -> str:
+    """The kind of an error and what it says, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+
+
 EXTRAS = "environments.md#names"
 SECTIONS = {  # of the documentation, by what nobody knows
     "algorithm": "reference/algorithms.md",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, one_line
 
 FAILED = 3  # the exit code of a run that failed
 LARGEST = float(np.finfo(np.float32).max)
@@ -42,7 +42,7 @@ class Caller:
         except RunFailed as error:
             raise Fault(f"{self._where(lane)}: {error}") from error
         except (Exception, SystemExit) as error:
-            raise Fault(f"{self._where(lane)} raised {type(error).__name__}: {error}") from error
+            raise Fault(f"{self._where(lane)} raised {one_line(error)}") from error
         finally:
             self.entered = None
 

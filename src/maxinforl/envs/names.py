@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from maxinforl.envs import gl
-from maxinforl.errors import BadInput, missing_extra, unknown
+from maxinforl.errors import BadInput, Told, missing_extra, one_line, unknown
 from maxinforl.files import shown
 
 RENDER_SIZE = 256
@@ -44,11 +44,11 @@ def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any],
     check_kinds(name, build, args)
     try:
         return build(*fixed, **own, **args)
-    except TypeError as error:
-        if not args:
+    except (TypeError, ValueError, AssertionError) as error:
+        if not args or isinstance(error, Told):
             raise
         given = ", ".join(f"{key}={value}" for key, value in args.items())
-        raise BadInput(f"{name} cannot be built with the environment arguments {given}: {error}") from error
+        raise BadInput(f"{name} cannot be built with the environment arguments {given}: {one_line(error)}") from error
 
 
 def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from weakref import WeakSet
 import gymnasium as gym
 import numpy as np
 
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, one_line
 
 START = 120.0  # seconds more than usual that a worker may take to import and build its environment
 GRACE = 5.0  # seconds that a worker may take to close its environment
@@ -185,7 +185,7 @@ def attempt(function: Callable, argument: Any) -> tuple[type[Exception] | None, 
     except (BadInput, RunFailed) as error:
         return type(error), str(error)
     except Exception as error:
-        return RunFailed, f"raised {type(error).__name__}: {error}"
+        return RunFailed, f"raised {one_line(error)}"
 
 
 def end_with_parent() -> None:

@@ -110,7 +110,7 @@ def number(reward: Any) -> float:
     try:
         return float(reward)
     except (TypeError, ValueError):
-        raise RunFailed(f"the reward is {reward!r} and not a number") from None
+        raise RunFailed(f"the reward is {' '.join(repr(reward).split())[:80]} and not a number") from None
 
 
 def native_actions(space: spaces.Space) -> tuple[spaces.Box, Callable | None]:

@@ -18,13 +18,12 @@ from rich.text import Text
 from maxinforl import files
 from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings, read_spaces
 from maxinforl.envs import Caller, Watchdog, check_name
-from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.errors import BadInput, missing_extra
 from maxinforl.experiments.rundir import noting, read_table
 from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes
 from maxinforl.training.directory import clear, holds_run, open_run, read_run
-from maxinforl.training.guard import NotFinite
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import Sink, TensorBoard, WeightsAndBiases
 from maxinforl.training.loop import PREEMPTED, Member, Trainer, check_memory, replay_bytes, signals
@@ -118,12 +117,6 @@ def follow(trainer: Trainer, runs: list[Run], directories: list[Path], asked: Ca
     drive = Drive(trainer, runs, Progress(steps, trainer.step, console=console), asked)
     try:
         finished = drive.until(steps)
-    except NotFinite:  # says itself what is kept
-        raise
-    except RunFailed as error:
-        step = min(map(changes.last_step, directories))
-        kept = f"what was learned until step {step} is kept" if step else "no checkpoint was written yet"
-        raise RunFailed(f"{error} ({kept})") from error
     finally:
         drive.close()
         trainer.close()

@@ -101,7 +101,7 @@ class Simulation:
         lanes = jax.lax.cond(ended.any(), anew, lambda: going)
         obs = self.observe(lanes)
         t = Transition(action, reward, terminated, truncated, next_obs, obs, jnp.ones(ended.shape, bool))
-        return lanes, t, Seen(jnp.zeros(0), ended, ret, length, obs)
+        return lanes, t, Seen(jnp.zeros(0), ended, ret, length, next_obs)
 
 
 @dataclass

@@ -260,7 +260,13 @@ class Trainer:
         if self.action is None:
             self.begin()
         assert self.action is not None
-        parts = [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
+        before = [pool.episodes.copy() for pool in self.pools]
+        try:
+            parts = [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
+        except RunFailed:  # the step did not happen, so that a checkpoint is of the one before
+            for pool, episodes in zip(self.pools, before):
+                pool.episodes[:] = episodes
+            raise
         self.step += self.num_envs
         if self.warming_up:
             self.state, action = self.program.collect(self.state, self.joined(parts))
@@ -274,7 +280,7 @@ class Trainer:
             for _, ret, length in pool.finished:
                 member.window.episode(ret, length)
             pool.finished.clear()
-        return [(self.step, np.stack([part.obs for part in parts]))]
+        return [(self.step, np.stack([part.next_obs for part in parts]))]
 
     # ------------------------------------------------------------ what a checkpoint holds beyond agent and replay
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 from rich.markup import escape
 
 from maxinforl.envs.record import StateRecorder
+from maxinforl.errors import BadInput, RunFailed
 from maxinforl.files import inside
 from maxinforl.training import checkpoint
 from maxinforl.training.evaluate import Evaluation, Evaluator
@@ -128,6 +129,20 @@ class Drive:
             run = self.runs[bad.seed]
             steps = run.store.steps() if run.store is not None else []
             raise bad.saved(run.directory, max(steps, default=None)) from None
+        except RunFailed as error:
+            kept = self.kept()
+            raise RunFailed(f"{error} ({kept})" if kept else str(error)) from error
+
+    def kept(self) -> str:
+        """What a run that failed leaves behind; a checkpoint of where it stood is tried first."""
+        stores = [run.store for run in self.runs if run.store is not None]
+        last = lambda: min(max(store.steps(), default=0) for store in stores)
+        if not stores:
+            return ""
+        if self.trainer.action is not None and self.trainer.step > last():
+            with suppress(RunFailed, BadInput, OSError):  # the failure is what there is to tell
+                self.save(wait=True)
+        return f"what was learned until step {last()} is kept" if last() else "no checkpoint was written yet"
 
     def _until(self, last: int) -> bool:
         settings, stride = self.trainer.settings, self.trainer.num_envs
