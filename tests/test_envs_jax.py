@@ -1,12 +1,14 @@
 """The pure JAX tasks against the simulators they restate."""
 
+from importlib.util import find_spec
+
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxinforl.envs import jax_native, make
+from maxinforl.envs import make
 from maxinforl.envs.jax_native import TASKS
 
 RNG = np.random.default_rng(0)
@@ -139,5 +141,28 @@ def test_brax_is_named_where_it_is_missing():
         with pytest.raises(ValueError, match=r"maxinforl\[brax\]"):
             make("brax/ant")
         return
-    task = jax_native.task("brax/inverted_pendulum")
-    assert task.action_size == 1
+    with pytest.raises(ValueError, match=r"did you mean 'brax/ant'"):
+        make("brax/aant")
+
+
+@pytest.mark.skipif(find_spec("brax") is None, reason="Brax is not installed")
+def test_a_brax_task_repeats_from_a_seed_terminates_and_is_cut_at_its_limit():
+    env = make("brax/inverted_pendulum")
+
+    def play(seed):
+        obs, rewards, ended = [env.reset(seed=seed)[0]], [], False
+        while not ended and len(rewards) < 200:
+            state, reward, ended, _, _ = env.step(np.ones(1, np.float32))
+            obs.append(state)
+            rewards.append(reward)
+        return np.stack(obs), np.array(rewards), ended
+
+    (obs, rewards, ended), again, other = play(1), play(1), play(2)
+    assert ended and obs.shape == (len(rewards) + 1, *env.observation_space.shape) and np.isfinite(obs).all()
+    assert (
+        np.array_equal(obs, again[0]) and np.array_equal(rewards, again[1]) and not np.array_equal(obs[0], other[0][0])
+    )
+    env = make("brax/fast")
+    env.reset(seed=0)
+    ends = [env.step(np.zeros(env.action_space.shape, np.float32))[2:4] for _ in range(1000)]
+    assert ends[-1] == (False, True) and set(ends[:-1]) == {(False, False)}
