@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxinforl.envs import make
+from maxinforl.envs import jax_native, make
 from maxinforl.envs.jax_native import TASKS
 
 RNG = np.random.default_rng(0)
@@ -164,5 +164,8 @@ def test_a_brax_task_repeats_from_a_seed_terminates_and_is_cut_at_its_limit():
     )
     env = make("brax/fast")
     env.reset(seed=0)
+    task = jax_native.task("brax/inverted_pendulum")
+    shapes = jax.eval_shape(task.reset, jax.random.key(0))
+    assert jax.eval_shape(lambda s: task.step(s, jnp.zeros(1))[0], shapes) == shapes  # so that a loop can carry it
     ends = [env.step(np.zeros(env.action_space.shape, np.float32))[2:4] for _ in range(1000)]
     assert ends[-1] == (False, True) and set(ends[:-1]) == {(False, False)}

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax import Array
 
 from maxinforl.envs.draw import Rod
@@ -50,8 +52,10 @@ class BraxTask:
         return state.obs
 
     def step(self, state: Any, action: Array) -> tuple[Any, Array, Array]:
-        state = self.env.step(state, action)
-        return state, state.reward, state.done > 0
+        after = self.env.step(state, action)
+        # some of its rewards are plain floats
+        after = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, state)
+        return after, after.reward, after.done > 0
 
     def rods(self, state: Any) -> list[Rod]:
         raise BadInput(f"brax/{self.name} cannot be rendered here")
