@@ -2,8 +2,8 @@
 
     python benchmarks/light_paper.py results/light-paper
 
-Per task and narrow ensemble: the ratio of median steps to the threshold (light over paper, 95 % bootstrap interval), and
-the mean return of the last three evaluations of both with their intervals.
+Per task and narrow ensemble: the ratio of median steps to the threshold (light over paper, 95 % bootstrap interval),
+and the mean return of the last three evaluations of both with their intervals.
 """
 
 import argparse
@@ -44,7 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     root = parser.parse_args().directory
-    print("| task | seeds | ensemble | median steps, paper | its own | own / paper [95 %] | final return, paper | its own |")
+    columns = ("median steps, paper", "its own", "own / paper [95 %]", "final return, paper", "its own")
+    print(f"| task | seeds | ensemble | {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|---|")
     for task, threshold in THRESHOLDS.items():
         for narrow, shape in NARROW.items():
