@@ -238,7 +238,7 @@ def test_published_runs_are_judged_without_running_anything(tmp_path, monkeypatc
     out = tmp_path / "figure"
     flags = ["--algos", "sac,maxinfo-sac", "--envs", "MountainCar*", "--reuse", str(RESULTS), "--out", str(out)]
     flags += ["--set", "steps=10000", "--set", "eval_every=1000", "--set", "eval_episodes=10"]
-    assert cli.main(["reproduce", "state-based", *flags, "--set", "uncertainty=light"]) == 0
+    assert cli.main(["reproduce", "state-based", *flags, "--set", "intrinsic.hidden=[64,64]"]) == 0
     verdicts = json.loads((out / "verdicts.json").read_text())
     assert all(set(v) == {"claim", "verdict", "numbers"} for v in verdicts)
     decided = {v["claim"]: v for v in verdicts if v["verdict"] != NOT_RUN}
