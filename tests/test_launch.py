@@ -286,8 +286,8 @@ def test_ray_and_a_killed_local_driver_give_the_same_curves(cluster, tmp_path, m
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_ray_runs_survive_their_worker_and_their_driver(tmp_path, monkeypatch):
-    """The worker of the first run is killed, then the driver in the middle of the second; started again, the suite
-    finishes every run once, with the curves of runs that nobody disturbed."""
+    """The worker of the first run is killed, then the driver in the middle of the second, with the worker, which might
+    finish before Ray ends it; started again, the suite finishes every run once, with the curves of undisturbed runs."""
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.chdir(tmp_path)
     Path("suite.toml").write_text(tomli_w.dumps({**TINY, "settings": {**TINY["settings"], "steps": 400}}))
@@ -297,7 +297,9 @@ def test_ray_runs_survive_their_worker_and_their_driver(tmp_path, monkeypatch):
     first, second = (Path("ray/sac/Pendulum-v1", name) for name in ("seed-0", "seed-1"))
     os.kill(parent(saving(first, driver)), signal.SIGKILL)
     run = saving(second, driver)
+    worker = parent(run)
     driver.kill()
+    os.kill(worker, signal.SIGKILL)
     driver.wait()
     assert gone(run, 60.0)
     assert subprocess.run(on_ray, stdout=subprocess.DEVNULL).returncode == 0

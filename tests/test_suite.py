@@ -164,6 +164,13 @@ def test_the_fingerprint_is_of_the_numbers_only():
     assert len({mark(**change) for change in differ} | {mark()}) == len(differ) + 1
 
 
+def test_a_damaged_configuration_is_the_matter_of_its_run(tmp_path):
+    runs = parse().runs()
+    (tmp_path / runs[0].name).mkdir(parents=True)
+    (tmp_path / runs[0].name / "config.toml").write_text("garbage = [")
+    assert [p.state for p in plan(runs, tmp_path)] == ["interrupted", *["new"] * (len(runs) - 1)]
+
+
 def test_published_results_are_recognised():
     suite = parse_suite(
         {

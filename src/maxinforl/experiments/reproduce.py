@@ -117,6 +117,7 @@ def _theory(name: str, out: Path, scale: float, args: Any) -> int:
     given = [flag for flag in ("algos", "envs", "seeds", "set", "reuse") if getattr(args, flag)]
     if given or args.dry_run:
         raise BadInput(f"--{given[0] if given else 'dry-run'} has no meaning for {name}: it has no runs")
+    print(f"computing {name}: minutes on two cores", flush=True)
     show(theory.reproduce(name, out, scale))
     return 0
 

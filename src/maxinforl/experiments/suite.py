@@ -199,6 +199,10 @@ def plan(runs: Iterable[SuiteRun], out: Path, reuse: Sequence[Path] = (), proble
 
 def _place(run: SuiteRun, directory: Path, library: Library) -> Planned:
     if (directory / "config.toml").exists():
+        try:
+            read_run(directory)
+        except BadInput:  # which the run itself will say, and fail alone
+            return Planned(run, directory, "interrupted")
         check_same([(run.settings, directory)])
         return Planned(run, directory, "finished" if finished(directory, run.settings.steps) else "interrupted")
     elsewhere = library.find(run)

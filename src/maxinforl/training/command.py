@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from maxinforl import files
-from maxinforl.agent import Agent, check_fit, compiles, load, make_trainer, plain_settings, read_spaces
-from maxinforl.envs import Caller, Watchdog, check_name
+from maxinforl.agent import Agent, check_fit, compiles, env_options, load, make_trainer, plain_settings, read_spaces
+from maxinforl.envs import Caller, Watchdog, check_name, make_pool
 from maxinforl.errors import BadInput, missing_extra
 from maxinforl.experiments.rundir import noting, read_table
 from maxinforl.files import inside
@@ -58,9 +58,14 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
 
 
 def replay_of(given: dict[str, Any]) -> int:
-    """Bytes of the replay that a run with these settings would take."""
+    """Bytes of the replay that a run with these settings would take; its environment makes a step, as a check."""
     settings, strategy = resolve(Settings(**given))
     agent = Agent(settings, strategy, settings.env)
+    check_fit(strategy, agent)
+    pool = make_pool(settings.env, **env_options(settings))
+    pool.reset()
+    pool.step(np.zeros((1, *agent.action_space.shape), np.float32))
+    pool.close()
     return replay_bytes(settings, settings.steps, agent.observation_space, agent.action_space)
 
 

@@ -52,7 +52,7 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
             return
         own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
     if not own:
-        raise BadInput(f"{files.shown(out)} is not empty and holds no run: name another directory")
+        raise BadInput(f"{files.shown(out)} is not empty and holds no run: name another directory, or empty this one")
     if not overwrite:
         raise BadInput(f"{out} already holds a run: {hint}")
     with files.reading(out):
