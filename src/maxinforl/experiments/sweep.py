@@ -195,7 +195,7 @@ def describe(suite: Suite, planned: Sequence[Planned], out: Path, where: Where, 
     left = [p for p in planned if p.state != "finished"]
     for line in cost.lines([p.run for p in left]) if left else ():
         say(line)
-    say(f"{len(planned) - len(left)} of {len(planned)} runs are finished, {len(left)} are left")
+    say(f"{len(planned) - len(left)} of {count(len(planned), 'run')} finished, {len(left)} left")
     if where.launcher == "slurm":
         jobs = [job_for(p, out, suite.resources.cores) for p in left]
         say(f"wrote {len(write_scripts(jobs, suite.resources, out / 'slurm'))} scripts to {out / 'slurm'}")
