@@ -57,6 +57,7 @@ def block(trainer: Trainer, store: CheckpointStore | None = None) -> tuple[float
         pause = time.perf_counter() - began
     for _ in range(EVERY // BLOCKS):
         trainer.advance()
+    trainer.settle()
     if store is not None:
         store.wait()  # whatever it costs falls into this block
     return time.perf_counter() - began, pause

@@ -22,7 +22,7 @@ from maxinforl.envs import episode_seed
 from maxinforl.errors import BadInput
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings
-from maxinforl.training import changes, guard
+from maxinforl.training import changes, guard, loop
 from maxinforl.training.directory import read_run
 from maxinforl.training.log import Window
 from maxinforl.training.store import CheckpointStore
@@ -123,6 +123,35 @@ def test_a_loss_that_is_not_finite_names_its_tensor_and_keeps_its_batch(tmp_path
     files.save_arrays(tmp_path / "other", {"x": np.zeros(3)})
     with pytest.raises(BadInput, match="lacks"):
         guard.load_bad_batch(tmp_path / "other")
+
+
+@pytest.mark.parametrize("ask", ["evaluation", "window"])
+def test_whoever_asks_for_what_a_step_led_to_is_told_that_it_went_wrong(ask):
+    """The dispatch of a step is not waited for, so that its own call cannot tell."""
+    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (8, 8), "base.lr": 1e30}, batch_size=4)
+    trainer = agent._trainer(60)
+
+    def live() -> None:
+        while trainer.step < 60:
+            trainer.advance()
+            getattr(trainer.members[0], ask)
+
+    with pytest.raises(guard.NotFinite) as caught:
+        live()
+    assert caught.value.step == trainer.step < 60
+
+
+def test_what_is_logged_and_kept_does_not_depend_on_when_metrics_are_read(tmp_path, monkeypatch):
+    command = ["train", *SHORT, "--env", "Corridor-v0", "--steps", "60", "--save-every", "35", "--log-every", "20"]
+    kept = []
+    for unread in (1, 7, 1000):
+        monkeypatch.setattr(loop, "UNREAD", unread)
+        out = tmp_path / str(unread)
+        assert cli.main([*command, "--out", str(out)]) == 0
+        windows = {k: v for k, v in CheckpointStore(out / "checkpoints").load(35).state.items() if "window" in k}
+        assert windows["window/numbers"][0] == 15
+        kept.append((metrics(out), windows))
+    assert all(lines == kept[0][0] and same(windows, kept[0][1]) for lines, windows in kept)
 
 
 class Witness:
@@ -242,7 +271,9 @@ def test_a_weight_that_no_loss_shows_is_found_named_and_its_batch_kept(seeds):
         state, action, values = program.step(state, step)
         metrics = guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
     assert metrics.shape[-1] == 1 and not np.isfinite(state.agent["moment"]).all()
+    assert np.isfinite(action).all()
     state, action, values = program.step(state, step)
+    assert np.isnan(action).all()  # all that the host looks at
     with pytest.raises(guard.NotFinite, match="agent/moment is inf at step 16") as caught:
         guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
     assert caught.value.arrays["batch/action"].shape == (1, 1, 4, 1) and program.traces["step"] == 1

@@ -217,11 +217,15 @@ class Program:
         return lambda s, obs, uniform: programs[uniform](s, obs)
 
     def live(self, s: TrainState, t: Transition) -> tuple[TrainState, Array, Array]:
-        """Insert, sample, update, act; the third is the vector of metrics and, last, `flaw`."""
+        """Insert, sample, update, act; the third is the vector of metrics and, last, `flaw`.
+
+        Where an entry of it is not finite the actions are NaN, so that the host has only those to look at.
+        """
         s, metrics = self.learn(self.insert(s, t))
         self.metric_names[:] = sorted(metrics)
-        values = [*(metrics[name] for name in self.metric_names), self.flaw(s)]
-        return s, self.behave(s, uniform=False), jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
+        named = [*(metrics[name] for name in self.metric_names), self.flaw(s)]
+        values = jnp.stack([jnp.asarray(value, jnp.float32) for value in named])
+        return s, jnp.where(jnp.isfinite(values).all(), self.behave(s, uniform=False), jnp.nan), values
 
     def flaw(self, s: TrainState) -> Array:
         """NaN where a number of the agent is not finite, which is looked at every `LOOK` steps, else 0.

@@ -17,6 +17,15 @@ FAILED = 3  # the exit code of a run that failed
 LARGEST = float(np.finfo(np.float32).max)
 
 
+def finite(array: np.ndarray) -> bool:
+    """Whether all of a float array is finite: its squared length is only then, or it overflows and is looked at again.
+
+    On caches that an update has just emptied, one product costs a third of what isfinite and all do.
+    """
+    flat = array.reshape(-1)
+    return math.isfinite(flat.dot(flat)) or bool(np.isfinite(flat).all())
+
+
 class Fault(RunFailed):
     """An environment broke; what ran in it can go on in a new one."""
 
@@ -47,7 +56,7 @@ class Caller:
             self.entered = None
 
     def _check_lane(self, lane: int, obs: np.ndarray) -> None:
-        if obs.dtype.kind == "f" and not np.isfinite(obs).all():
+        if obs.dtype.kind == "f" and not finite(obs):
             entry = int(np.flatnonzero(~np.isfinite(obs))[0])
             raise Fault(f"{self._where(lane)}: the observation is {obs[entry]} at entry {entry}")
 

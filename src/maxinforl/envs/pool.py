@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from maxinforl.envs.fault import Caller, Fault
 from maxinforl.envs.worker import Worker
-from maxinforl.envs.wrapper import clip, rescale
+from maxinforl.envs.wrapper import clip, rescale, within
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.replay import Transition
 
@@ -63,8 +63,9 @@ class EnvPool(Caller):
         self._proven = False  # whether a step was ever made
         self._return, self._length = [0.0] * lanes, [0] * lanes
         self._native = rescale(action)
-        self._valid = np.ones(lanes, bool)
-        self._valid.setflags(write=False)  # every ordinary transition shares it
+        self._all, self._none = np.ones(lanes, bool), np.zeros(lanes, bool)
+        for shared in (self._all, self._none):  # by every ordinary transition
+            shared.setflags(write=False)
 
     def reset(self) -> np.ndarray:
         """Starts episode 0 in every lane."""
@@ -101,7 +102,7 @@ class EnvPool(Caller):
         """One action in [-1, 1] for every lane."""
         action = self._checked(action)
         native, lanes = self._native(action), range(self.num_envs)
-        next_obs, reward = self._blank(), np.zeros(self.num_envs, np.float32)
+        next_obs, reward = self._blank(), [0.0] * self.num_envs
         terminated, truncated, faults = [False] * self.num_envs, [False] * self.num_envs, {}
         for lane in lanes:
             if isinstance(env := self.envs[lane], Worker):
@@ -112,10 +113,11 @@ class EnvPool(Caller):
             except Fault as fault:
                 faults[lane], truncated[lane] = fault, True
         self._proven = self._proven or len(faults) < self.num_envs
-        obs, valid = next_obs, self._valid
-        if any(terminated) or any(truncated):
-            obs, valid = self._restarted(next_obs, terminated, truncated, faults)
-        return Transition(action, reward, np.array(terminated), np.array(truncated), next_obs, obs, valid)
+        earned = np.array(reward, np.float32)
+        if not (any(terminated) or any(truncated)):
+            return Transition(action, earned, self._none, self._none, next_obs, next_obs, self._all)
+        obs, valid = self._restarted(next_obs, terminated, truncated, faults)
+        return Transition(action, earned, np.array(terminated), np.array(truncated), next_obs, obs, valid)
 
     def _restarted(
         self, last: np.ndarray, terminated: list[bool], truncated: list[bool], faults: dict[int, Fault]
@@ -210,12 +212,14 @@ class EnvPool(Caller):
         return np.empty((self.num_envs, *self.observation_space.shape), self.observation_space.dtype)
 
     def _checked(self, action: np.ndarray) -> np.ndarray:
-        action = clip(action)
+        action = np.array(action, np.float32)
         if action.shape != (self.num_envs, *self.action_space.shape):
             raise BadInput(f"actions have shape {action.shape}, but {self.num_envs} of {self.action_space.shape} fit")
+        if within(action):
+            return action
         if not np.isfinite(action).all():
             raise RunFailed(f"{self._where(0)}: the action that follows is not finite ({action.tolist()})")
-        return action
+        return clip(action)
 
     def _check_obs(self, obs: np.ndarray) -> None:
         for lane in range(self.num_envs):

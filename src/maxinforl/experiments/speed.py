@@ -261,6 +261,7 @@ class Subject:
 
     def step(self) -> None:
         self.trainer.advance()
+        assert self.trainer.action is not None  # waited for
 
     def dispatches(self) -> int:
         """Compiled functions that one agent step calls, counted."""

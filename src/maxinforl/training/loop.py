@@ -23,6 +23,7 @@ from gymnasium.spaces import Box
 from maxinforl.core.types import Clock, Spec
 from maxinforl.core.update import Packed, Program, TrainState
 from maxinforl.envs import EnvPool
+from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
 from maxinforl.files import shown
@@ -35,6 +36,7 @@ PREEMPTED = 75  # the exit code of a run that can go on later
 STOPS = (signal.SIGINT, signal.SIGTERM)
 OVER = b"\0"  # no signal has this number
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
+UNREAD = 256  # most steps whose metrics stay on the device
 
 
 def rows_for(steps: int, settings: Settings) -> int:
@@ -101,7 +103,13 @@ class Member:
     trainer: Trainer
     index: int
     settings: Settings
-    window: Window = field(default_factory=Window)
+    _window: Window = field(default_factory=Window)
+
+    @property
+    def window(self) -> Window:
+        """What happened since the last log line, up to now."""
+        self.trainer.settle()
+        return self._window
 
     @property
     def step(self) -> int:
@@ -124,6 +132,7 @@ class Member:
     @property
     def evaluation(self) -> Callable[[np.ndarray], np.ndarray]:
         """The deterministic policy as it is now, on a batch of observations."""
+        self.trainer.settle()
         agent, now, acting = self.agent, self.trainer.state.clock, self.trainer.acting
         return lambda obs: acting.act(agent, obs, now)
 
@@ -174,7 +183,7 @@ class Trainer:
         )
         self.acting = self.program if self.alone else replace(self.program, seeds=None)
         self.step = 0
-        self.action: np.ndarray | None = None
+        self.action = None
         seeds = np.array([s.seed for s in self.seeds], np.uint32)
         replay = self.blank(0 if self.restored else self.total)
         state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), replay, self.total)
@@ -243,6 +252,35 @@ class Trainer:
         self.state = TrainState(agent, self.state.replay, clock, self.state.seed)
 
     @property
+    def action(self) -> np.ndarray | None:
+        """The next actions of every environment, once the dispatch that chooses them is through; None before the first.
+
+        Raises NotFinite where that dispatch met a number that is not finite.
+        """
+        if self._chosen is not None:
+            action = np.array(self._chosen)
+            if not finite(action):
+                raise guard.first_bad(self.program, self.state, np.array(self._metrics[-1])[..., None, :], action)
+            self._action, self._chosen = action, None
+        return self._action
+
+    @action.setter
+    def action(self, action: np.ndarray | None) -> None:
+        self._action, self._chosen = action, None
+        self._metrics: list[jax.Array] = []  # of the steps since then that nobody has read yet
+
+    def settle(self) -> None:
+        """Waits for the last dispatch, and hands every seed the metrics of the steps since this was last asked for.
+
+        On the host they are nobody's business before that: reading them at each step costs more than all the rest.
+        """
+        if self.action is not None:
+            unread, self._metrics = self._metrics, []
+            for values in unread:
+                for member, own in zip(self.members, self.each(np.array(values)[..., :-1])):
+                    member.window.add(own)
+
+    @property
     def warming_up(self) -> bool:
         """Whether actions are still uniform."""
         return self.step < (self.settings.learning_starts or 0)
@@ -253,34 +291,38 @@ class Trainer:
         self.action = np.array(action)
 
     def advance(self, most: int = 1) -> list[tuple[int, np.ndarray]]:
-        """One step of every environment, then insert, learn and choose the next actions.
+        """One step of every environment, then a dispatch that inserts, learns and chooses the next actions.
 
+        Nobody waits for it here: what the host does until the next call costs no time beside the device's work.
         Returns, for each step made (never more than `most`), its number and where it led: [seeds, environments, ...].
         """
         if self.action is None:
             self.begin()
+        if len(self._metrics) >= UNREAD:
+            self.settle()
+        parts = self.play()
+        self.step += self.num_envs
+        if self.warming_up:
+            self.state, self._chosen = self.program.collect(self.state, self.joined(parts))
+        else:
+            self.state, self._chosen, metrics = self.program.step(self.state, self.joined(parts))
+            self._metrics.append(metrics)
+        for member, pool in zip(self.members, self.pools):
+            for _, ret, length in pool.finished:
+                member._window.episode(ret, length)
+            pool.finished.clear()
+        return [(self.step, np.stack([part.next_obs for part in parts]))]
+
+    def play(self) -> list[Transition]:
+        """One step of every seed's environments."""
         assert self.action is not None
         before = [pool.episodes.copy() for pool in self.pools]
         try:
-            parts = [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
+            return [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
         except RunFailed:  # the step did not happen, so that a checkpoint is of the one before
             for pool, episodes in zip(self.pools, before):
                 pool.episodes[:] = episodes
             raise
-        self.step += self.num_envs
-        if self.warming_up:
-            self.state, action = self.program.collect(self.state, self.joined(parts))
-        else:
-            self.state, action, values = self.program.step(self.state, self.joined(parts))
-            metrics = guard.checked(self.program, self.state, np.array(values)[..., None, :], np.array(action))
-            for member, own in zip(self.members, self.each(metrics[..., 0, :])):
-                member.window.add(own)
-        self.action = np.array(action)
-        for member, pool in zip(self.members, self.pools):
-            for _, ret, length in pool.finished:
-                member.window.episode(ret, length)
-            pool.finished.clear()
-        return [(self.step, np.stack([part.next_obs for part in parts]))]
 
     # ------------------------------------------------------------ what a checkpoint holds beyond agent and replay
 
