@@ -234,10 +234,90 @@ def test_missing_and_unfinished_runs_are_told_and_not_invented(suite):
     assert rows["maxinfo-sac"][1] == "3 of 3"
 
 
+def cut_eval(folder, how):
+    """Damage the eval.csv of a finished run."""
+    text = (folder / "eval.csv").read_text()
+    torn, short = text[:-12], "\n".join(text.split("\n")[:-3]) + "\n"
+    (folder / "eval.csv").write_text(torn if how == "torn" else short)
+    if how == "only checkpoints tell":
+        (folder / "metrics.jsonl").unlink()
+        (folder / "checkpoints" / "step-000001000").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("how", ["torn", "short", "only checkpoints tell"])
+def test_a_finished_run_whose_evaluations_were_cut_did_not_stop(tmp_path, how):
+    for seed in range(3):
+        write_run(tmp_path / f"{seed}", seed=seed)
+    cut_eval(tmp_path / "1", how)
+    problems = []
+    runs = find_runs([tmp_path], problems)
+    summary = summarise(runs, problems)
+    assert len(problems) == 1 and str(tmp_path / "1" / "eval.csv") in problems[0] and problems[0].kind == "damaged"
+    assert ("line 11" if how == "torn" else "last evaluation is at step 800, and the run got to 1000") in problems[0]
+    why = "1 run finished, but eval.csv is damaged or incomplete and ends before 2,000 steps, without a final score"
+    assert summary.problems[1:] == [f"sac on Pendulum-v1: {why}"]
+    assert runs[1].returns.step[-1] == (900 if how == "torn" else 800)  # what can be read is used
+    assert summary.tables[-1].rows[0][1] == "2 of 3"
+
+
+def test_evaluations_that_were_never_made_are_not_missing(tmp_path):
+    write_run(tmp_path / "whole")
+    stopped = write_run(tmp_path / "stopped", seed=1, upto=4)
+    write_real(off := tmp_path / "off", seed=2, eval_episodes=0)  # switched off when it was resumed
+    for folder in (stopped, off):
+        rows = (folder / "eval.csv").read_text().split("\n")[:4]
+        (folder / "eval.csv").write_text("\n".join(rows) + "\n")
+    problems = []
+    assert not any(run.cut for run in find_runs([tmp_path], problems)) and not problems
+
+
+def test_a_run_that_was_asked_for_less_did_not_stop(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"{seed}", seed=seed)
+    short = write_run(tmp_path / "2", seed=2, upto=5)
+    (short / "config.toml").write_text((short / "config.toml").read_text().replace("steps = 1000", "steps = 500"))
+    (said,) = summarise(find_runs([tmp_path])).problems
+    assert said == "sac on Pendulum-v1: 1 run asked for less than 2,000 steps, without a final score"
+    assert said.kind == "other lengths"
+
+
+def test_one_seed_has_no_interval_in_tables_and_figures(tmp_path):
+    for algo in ("sac", "oac"):
+        write_run(tmp_path / "runs" / algo, algo, states=True)
+    write_run(tmp_path / "runs" / "again", "sac", seed=1, upto=4)
+    summary = summarise(find_runs([tmp_path / "runs"]))
+    assert "oac on Pendulum-v1 misses seed 1: of one seed there are no intervals" in summary.problems
+    every, task = summary.tables
+    assert [row[2:] for row in every.rows] == [["0.944 [–]", "0.500 [–]"], ["0.944 [–]", "–"]]
+    assert task.rows[0][2:] == ["95.0 (one seed)", "95.0 [–]", "55.0 (one seed)", "1,200 [–]", "1.00 [–]"]
+    assert all("The interval of a single seed is not defined (–)" in table.note for table in summary.tables)
+    lines = [(chart.tab, line) for chart in summary.charts for line in chart.lines if line.low is not None]
+    assert {tab for tab, _ in lines} == {"curves", "profiles", "exploration", "states"}
+    oac = [line for _, line in lines if summary.labels[line.label] == "oac"]
+    assert oac and all(np.isnan([line.low, line.high]).all() and np.isfinite(line.y).any() for line in oac)
+    sac = next(line for tab, line in lines if tab == "curves" and summary.labels[line.label] == "sac")
+    assert np.isfinite(sac.low).tolist() == [True] * 4 + [False] * 6  # a band as far as there are two
+    assert rp.export_figures([tmp_path / "runs"], tmp_path / "figures", "png")
+
+
+def test_only_cells_with_runs_can_miss_seeds(tmp_path):
+    """Runs of two suites are no product of all their algorithms and tasks."""
+    for seed in range(2):
+        write_run(tmp_path / "one" / f"a{seed}", "sac", "Pendulum-v1", seed)
+        write_run(tmp_path / "two" / f"b{seed}", "oac", "dmc/hopper-hop", seed)
+    write_run(tmp_path / "two" / "c", "maxinfo-oac", "dmc/hopper-hop", 1)
+    for given in ([tmp_path], [tmp_path / "one", tmp_path / "two"]):
+        said = summarise(find_runs(given)).problems
+        assert [s for s in said if s.kind == "missing"] == [
+            "maxinfo-oac on dmc/hopper-hop misses seed 0: of one seed there are no intervals"
+        ]
+        assert not any("sac on dmc" in s or "oac on Pendulum" in s or "was not run" in s for s in said)
+
+
 def test_a_method_that_was_not_run_somewhere_leaves_that_task_out_of_the_aggregate(suite):
     shutil.rmtree(suite / "sac" / "dmc-hopper-hop")
     summary = summarise(find_runs([suite]))
-    assert "sac was not run on dmc/hopper-hop" in summary.problems
+    assert not summary.problems
     assert summary.tables[0].note.startswith("Over the 1 of 2 tasks that every algorithm finished")
 
 
@@ -444,7 +524,7 @@ def test_steps_to_a_threshold_were_measured(tmp_path):
     (table,) = [t for t in summarise(find_runs([tmp_path]), threshold=60.0).tables if t.title == "Pendulum-v1"]
     row = {cells[0]: cells for cells in table.rows}
     assert table.header[5] == "median steps to 60.0 [95 %]" and "the threshold given" in table.note
-    assert row["sac"][5] == "1,200 [1,200, 1,200]" and row["oac"][5] == "2,000 [2,000, 2,000]"
+    assert row["sac"][5] == "1,200 [–]" and row["oac"][5] == "2,000 [–]"
     assert "fewer than 5 seeds are too narrow" in table.note
 
 
@@ -477,7 +557,7 @@ def test_published_results_are_read_whole():
             path.name for path in (results / task).iterdir() if path.is_dir() and not path.name.endswith("-terminal")
         )
         assert len([chart for chart in summary.charts if chart.tab == "curves"]) == charts
-        known = ("misses seed", "was not run", "went on after", "runs differ in")
+        known = ("misses seed", "went on after", "runs differ in")
         assert not [said for said in summary.problems if not any(words in said for words in known)]
 
 
@@ -489,6 +569,31 @@ def test_the_command_exports_figures_beside_the_page(suite, tmp_path, capsys):
         f"{tab}.{fmt}" for tab in ("curves", "profiles", "exploration", "states") for fmt in ("png", "pdf")
     }
     assert page.exists() and len(capsys.readouterr().out.splitlines()) == 9
+
+
+def test_the_command_says_what_is_missing_or_left_out(suite, tmp_path, capsys):
+    for name in ("foreign", "other"):
+        (write_run(suite / name) / "config.toml").write_text("x = 1")
+    cut_eval(suite / "sac" / "Pendulum-v1" / "seed-0", "torn")
+    shutil.rmtree(suite / "sac" / "dmc-hopper-hop" / "seed-1")
+    shutil.rmtree(suite / "maxinfo-sac" / "dmc-hopper-hop" / "seed-2")
+    for algo, upto in (("oac\x1b[2J", 3), ("ddpg", 12)):
+        for env in ("Pendulum-v1", "dmc/hopper-hop"):
+            for seed in range(3):
+                write_run(suite / f"{algo[:3]}{seed}{env[:3]}", algo, env, seed, upto=upto)
+    assert cli.main(["report", str(suite), "--out", str(tmp_path / "r.html")]) == 0
+    *said, page = capsys.readouterr().out.splitlines()
+    assert page == f"wrote {tmp_path / 'r.html'}"
+    lines = {line.partition(": ")[0]: line for line in said}
+    kinds = ["damaged", "incomplete", "left out", "missing", "not compared", "other lengths", "stopped"]
+    assert sorted(lines) == kinds and len(said) == len(kinds)
+    assert "config.toml has no algo" in lines["left out"] and lines["left out"].endswith("(1 other likewise)")
+    assert "eval.csv: left out a line" in lines["damaged"] and "likewise" not in lines["damaged"]
+    assert "3 runs stopped before 2,000 steps" in lines["stopped"] and "\x1b" not in lines["stopped"]
+    assert "3 runs went on after 2,000 steps" in lines["other lengths"]
+    assert lines["missing"].endswith("misses seed 2: its intervals are wider (1 other likewise)")
+    page = html.unescape((tmp_path / "r.html").read_text())
+    assert all(lines[kind].partition(": ")[2].partition(" (1 other")[0] in page for kind in ("left out", "missing"))
 
 
 def test_figures_for_a_paper(suite, tmp_path):

@@ -67,6 +67,24 @@ def test_bootstrap_stays_within_its_task():
     np.testing.assert_allclose([point.low, point.value, point.high], 5.0)
 
 
+def test_one_seed_of_some_task_leaves_the_bootstrap_undefined():
+    one, two, curve = [[3.0]], [[1.0, 2.0], [3.0]], np.array([[0.0, 1.0], [2.0, np.nan]])
+    hit = st.Hits(np.array([5.0]), np.array([True]))
+    hits = st.Hits(np.array([5.0, 7.0, 9.0]), np.array([True, True, True]))
+    points = [st.iqm(one), st.iqm(two), st.probability_of_improvement(one, [[1.0, 2.0]]), st.median_steps(hit)]
+    points += [st.probability_of_improvement([[1.0, 2.0]], one), st.ratio_of_medians(hit, hits)]
+    points += [st.ratio_of_medians(hits, hit)]
+    for point in points:
+        assert np.isfinite(point.value) and np.isnan([point.low, point.high]).all()
+        assert point.n == 1 and not point.excludes(-100.0)
+    for scores in (one, two):
+        fraction, low, high = st.performance_profile(scores, [0.0, 2.5])
+        assert np.isfinite(fraction).all() and np.isnan([low, high]).all()
+    value, low, high = st.sample_efficiency([curve], resamples=50)
+    np.testing.assert_allclose(value, [1.0, 1.0])
+    assert np.isfinite([low[0], high[0]]).all() and np.isnan([low[1], high[1]]).all()
+
+
 def test_chunks_of_resamples_do_not_change_the_draws():
     tasks = [np.arange(5.0), np.arange(7.0)]
     whole, parts = (np.concatenate(list(st._stratified(tasks, 50, 3, chunk))) for chunk in (10**6, 24))

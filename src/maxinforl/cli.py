@@ -407,9 +407,11 @@ def doctor(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from maxinforl.experiments.report import export_figures, report
 
-    page = report(args.directories, args.out, args.threshold)
+    page = report(args.directories, args.out, args.threshold, Console())
     formats = [name for name in ("png", "pdf") if getattr(args, name)]
     figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
     for path in [page, *figures]:

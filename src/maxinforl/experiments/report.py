@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures
@@ -29,6 +30,7 @@ from maxinforl.experiments.summary import (
     count,
     label_runs,
     summarise,
+    tell,
 )
 from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
 
@@ -48,10 +50,13 @@ PANELS = 30  # of an exported figure
 Paths = Iterable[str | os.PathLike[str]]
 
 
-def report(paths: Paths, out: str | os.PathLike[str], threshold: float | None = None) -> Path:
+def report(
+    paths: Paths, out: str | os.PathLike[str], threshold: float | None = None, console: Console | None = None
+) -> Path:
     """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory.
 
     `threshold` is the return to which steps are counted, by default halfway between a task's lowest and highest score.
+    A console is told what is missing, left out or unlike, too: a line for each kind.
     """
     summary = _summary(paths, threshold)
     out = Path(out)
@@ -59,6 +64,8 @@ def report(paths: Paths, out: str | os.PathLike[str], threshold: float | None = 
         out = out / "report.html" if out.is_dir() or not out.suffix else out
     make_directory(out.parent)
     write_atomic(out, (part.encode() for part in render(summary)))
+    if console is not None:
+        tell(summary.problems, console)
     return out
 
 

@@ -20,12 +20,25 @@ from numpy.typing import NDArray
 
 from maxinforl.errors import BadInput
 from maxinforl.files import MiB, inside, read_npz, read_toml, reading, shown
+from maxinforl.training.store import CheckpointStore
 
 TEXT_LIMIT = 64 * MiB
 DEPTH = 8  # how far below a given directory runs are looked for
 NAMES = 1000  # metrics a run may have
 LAST_STEP = 1e15
+LEFT_OUT, DAMAGED = "left out", "damaged"
 Array = NDArray[np.float64]
+
+
+class Problem(str):
+    """A sentence about what is missing or odd, and the kind of thing that is; a plain one is about what is left out."""
+
+    kind: str
+
+    def __new__(cls, sentence: str, kind: str = LEFT_OUT):
+        made = super().__new__(cls, sentence)
+        made.kind = kind
+        return made
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class Run:
     config: Mapping[str, Any]
     metrics: Mapping[str, Series] = field(default_factory=dict)
     evaluation: Mapping[str, Series] = field(default_factory=dict)  # by column of eval.csv
+    cut: bool = False  # it got to its last step, and eval.csv does not
 
     @property
     def returns(self) -> Series | None:
@@ -94,11 +108,9 @@ def read_run(folder: Path, problems: list[str] | None = None, names: Container[s
     """The run in `folder`; damaged metrics or evaluations are appended to `problems`, a damaged config is an error."""
     problems = [] if problems is None else problems
     config = _read_config(folder)
-    metrics, evaluation = {}, {}
-    with noting(problems):
-        metrics = _read_metrics(inside(folder, "metrics.jsonl"), problems, names)
-    with noting(problems):
-        evaluation = _read_evaluation(inside(folder, "eval.csv"), problems)
+    damage: list[str] = []
+    logs = _read_logs(folder, config, damage, names)
+    problems += [Problem(sentence, DAMAGED) for sentence in damage]
     versions = config.get("versions", {})
     return Run(
         folder,
@@ -106,9 +118,36 @@ def read_run(folder: Path, problems: list[str] | None = None, names: Container[s
         command=str(config.get("command", "")),
         versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
         config=config,
-        metrics=metrics,
-        evaluation=evaluation,
+        **logs,
     )
+
+
+def _read_logs(
+    folder: Path, config: Mapping[str, Any], damage: list[str], names: Container[str] | None
+) -> dict[str, Any]:
+    """What a run's own files say of its training."""
+    metrics, logged, evaluation = {}, 0.0, {}
+    with noting(damage):
+        evaluation = _read_evaluation(inside(folder, "eval.csv"), damage)
+    told = bool(damage)
+    with noting(damage):
+        metrics, logged = _read_metrics(inside(folder, "metrics.jsonl"), damage, names)
+    if (cut := _is_cut(folder, config, logged, evaluation)) and not told:
+        last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
+        damage.append(f"{shown(folder / 'eval.csv')} is incomplete: {last}, and the run got to {config['steps']}")
+    return {"metrics": metrics, "evaluation": evaluation, "cut": cut}
+
+
+def _is_cut(folder: Path, config: Mapping[str, Any], logged: float, evaluation: Mapping[str, Series]) -> bool:
+    """Whether the last evaluations are gone: training ends with one, and without any it had no evaluator."""
+    settings = config.get("settings")
+    off = isinstance(settings, dict) and settings.get("eval_episodes") == 0
+    if off or "mean_return" not in evaluation or evaluation["mean_return"].step[-1] >= config["steps"]:
+        return False
+    saved = []
+    with suppress(BadInput, OSError):
+        saved = CheckpointStore(inside(folder, "checkpoints")).steps()
+    return max([logged, *saved]) >= config["steps"]
 
 
 class noting(suppress):  # noqa: N801 - a context manager, named like the verb it is
@@ -203,7 +242,8 @@ class _Refused:
             problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
 
 
-def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> dict[str, Series]:
+def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
+    """The metrics in `names`, and the last step that anything was logged at."""
     refused = _Refused()
     rows = _json_rows(_lines(path), refused)
     refused.tell(path, problems)
@@ -213,7 +253,8 @@ def _read_metrics(path: Path, problems: list[str], names: Container[str] | None)
         raise BadInput(f"{shown(path)} has {len(kept)} metrics where at most {NAMES} are allowed")
     columns = {name: _column([row.get(name) for row in rows]) for name in kept}
     steps = _column([row["step"] for row in rows])
-    return _series(path, steps, _column([row.get("env_step", row["step"]) for row in rows]), columns, problems)
+    env_steps = _column([row.get("env_step", row["step"]) for row in rows])
+    return _series(path, steps, env_steps, columns, problems), float(steps.max(initial=0.0))
 
 
 def _json_rows(lines: Sequence[str], refused: _Refused) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Statistics of learning curves: what a table or a figure may claim from a handful of seeds.
 
 Scores come as one array per task (`Sequence` of 1-D arrays), so cells with missing seeds stay ragged and are
-never padded. Tasks weigh the same however many seeds they have. Intervals are 95 % unless told otherwise, and
-every random number comes from a generator seeded by the caller.
+never padded. Tasks weigh the same however many seeds they have. Intervals are 95 % unless told otherwise, bootstrap
+intervals are NaN where a task has a single seed, and every random number comes from a generator seeded by the caller.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -100,8 +100,8 @@ def iqm(scores: Scores, resamples: int = 2000, seed: int = 0, confidence: float 
     weights = _equal_tasks(tasks)
     pooled = np.concatenate(tasks)
     drawn = _bootstrap(lambda i: interquartile_mean(pooled[i], weights), tasks, resamples, seed)
-    value = float(interquartile_mean(pooled, weights))
-    return Estimate(value, *_interval(drawn, confidence), n=min(map(len, tasks)))
+    value, least = float(interquartile_mean(pooled, weights)), min(map(len, tasks))
+    return Estimate(value, *_interval(drawn, confidence, least), n=least)
 
 
 def performance_profile(
@@ -116,7 +116,7 @@ def performance_profile(
         picks = generator.multinomial(len(task), np.full(len(task), 1 / len(task)), size=resamples)
         drawn += (picks / len(task)) @ task / len(tasks)
     fraction = np.mean([task.mean(0) for task in above], axis=0)
-    return fraction, *_interval(drawn, confidence)
+    return fraction, *_interval(drawn, confidence, min(map(len, tasks)))
 
 
 def probability_of_improvement(
@@ -133,7 +133,8 @@ def probability_of_improvement(
         value += wins.mean() / len(ours)
         rows, columns = (generator.multinomial(n, np.full(n, 1 / n), size=resamples) / n for n in wins.shape)
         drawn += np.einsum("bi,ij,bj->b", rows, wins, columns, optimize=True) / len(ours)
-    return Estimate(float(value), *_interval(drawn, confidence), n=min(map(len, [*ours, *theirs])))
+    least = min(map(len, [*ours, *theirs]))
+    return Estimate(float(value), *_interval(drawn, confidence, least), n=least)
 
 
 # --- curves ---------------------------------------------------------------------------------------------------
@@ -214,8 +215,9 @@ def median_steps(hits: Hits, resamples: int = 2000, seed: int = 0, confidence: f
     """Kaplan-Meier (lower) median with a bootstrap interval; a run stopped early is censored, not a failure."""
     median = _kaplan_meier_median(hits.step[None], hits.reached[None])[1]
     lows, highs = _bootstrap_medians(hits, resamples, np.random.default_rng(seed))
-    bounds = _order_interval(lows, highs, confidence)
-    return MedianSteps(float(median[0]), *bounds, len(hits.step), float(hits.step.max()), int((~hits.reached).sum()))
+    n = len(hits.step)
+    bounds = _order_interval(lows, highs, confidence, n)
+    return MedianSteps(float(median[0]), *bounds, n, float(hits.step.max()), int((~hits.reached).sum()))
 
 
 def ratio_of_medians(
@@ -233,10 +235,9 @@ def ratio_of_medians(
     with np.errstate(invalid="ignore", divide="ignore"):
         value = float((x / y)[0])
         lows, highs = lows_x / highs_y, highs_x / lows_y  # 0/0: solved before the first step on both sides
-    bounds = _order_interval(
-        np.nan_to_num(lows, posinf=np.inf), np.nan_to_num(highs, nan=np.inf, posinf=np.inf), confidence
-    )
-    return Estimate(value, *bounds, n=min(len(hits.step), len(baseline.step)))
+    lows, highs = np.nan_to_num(lows, posinf=np.inf), np.nan_to_num(highs, nan=np.inf, posinf=np.inf)
+    least = min(len(hits.step), len(baseline.step))
+    return Estimate(value, *_order_interval(lows, highs, confidence, least), n=least)
 
 
 def _kaplan_meier_median(step: Array, reached: NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -316,14 +317,19 @@ def _stratified(tasks: Sequence[Array], resamples: int, seed: int, chunk: int = 
         yield start + generator.integers(size, size=(min(rows, resamples - done), len(size)))
 
 
-def _interval(drawn: Array, confidence: float) -> tuple:
+def _interval(drawn: Array, confidence: float, seeds: int) -> tuple:
+    """Quantiles of what was drawn; `seeds` are the fewest that a task was drawn from."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
+    if seeds < 2:  # one seed is drawn again and again: a width of 0 would be a certainty that nobody has
+        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
     return (float(low), float(high)) if drawn.ndim == 1 else (low, high)
 
 
-def _order_interval(lows: Array, highs: Array, confidence: float) -> tuple[float, float]:
-    """Outward-rounded order statistics: infinities cannot be averaged."""
+def _order_interval(lows: Array, highs: Array, confidence: float, seeds: int) -> tuple[float, float]:
+    """Outward-rounded order statistics, since infinities cannot be averaged; undefined where `_interval` is."""
+    if seeds < 2:
+        return np.nan, np.nan
     tail = (1 - confidence) / 2
     low = np.quantile(lows, tail, method="lower")
     return float(low), float(np.quantile(highs, 1 - tail, method="higher"))

@@ -2,22 +2,27 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from maxinforl.errors import BadInput
 from maxinforl.experiments import statistics as st
-from maxinforl.experiments.rundir import Run, Series
+from maxinforl.experiments.rundir import DAMAGED, LEFT_OUT, Problem, Run, Series
+from maxinforl.files import shown
 
 Array = NDArray[np.float64]
 POINTS = 100  # of a curve on the page
 RESAMPLES = 1000
 LATE = 0.9  # evaluations from this share of the steps on are the final score, as claims have it
 FEW = 5  # seeds below which a bootstrap interval says too little
+# Kinds of problems, besides those of reading a run.
+INCOMPLETE, STOPPED, MISSING, APART = "incomplete", "stopped", "missing", "not compared"
+LENGTHS, SETTINGS = "other lengths", "other settings"
 PHASE_POINTS, PHASE_PLOTS, CELLS = 1500, 24, 20
 
 EXPLORATION = {
@@ -235,7 +240,7 @@ def _tasks(named: Mapping[str, Sequence[Run]], notes: list[str]) -> list[Task]:
             if kept:
                 found[env][label] = kept
     tasks = [_task(env, found[env], notes) for env in sorted(found)]
-    _missing_cells(tasks, named, notes)
+    notes += [sentence for task in tasks for sentence in _missing_seeds(task)]
     return tasks
 
 
@@ -252,20 +257,34 @@ def _task(env: str, cells: Mapping[str, Sequence[Run]], notes: list[str]) -> Tas
     for label, runs in cells.items():
         curves = _read(series[label], grid)
         built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]), grid >= LATE * grid[-1])
-        if not built[label].finished.all():
-            short = int((~built[label].finished).sum())
-            notes.append(
-                f"{label} on {env}: {count(short, 'run')} stopped before {grid[-1]:,.0f} steps, without a final score"
-            )
+        notes += _short(f"{label} on {env}", built[label], f"{grid[-1]:,.0f} steps")
     notes += _unlike(env, cells, horizon)
     everything = np.concatenate([cell.curves.ravel() for cell in built.values()])
     return Task(env, grid, built, st.normalisation(env, everything))
 
 
+def _short(where: str, cell: Cell, end: str) -> Sequence[str]:
+    """Why runs of a cell have no final score, a sentence for each reason."""
+    runs = [run for run, finished in zip(cell.runs, cell.finished) if not finished]
+    cut = sum(run.cut for run in runs)
+    asked = sum(not run.cut and _reached(run) >= run.steps for run in runs)
+    stopped = len(runs) - cut - asked
+    said = {
+        INCOMPLETE: (cut, f"finished, but eval.csv is damaged or incomplete and ends before {end}"),
+        LENGTHS: (asked, f"asked for less than {end}"),
+        STOPPED: (stopped, f"stopped before {end}"),
+    }
+    return [
+        Problem(f"{where}: {count(n, 'run')} {why}, without a final score", kind)
+        for kind, (n, why) in said.items()
+        if n
+    ]
+
+
 ALIKE = ("learning_starts", "update_ratio", "batch_size", "num_envs", "eval_every", "eval_episodes")
 
 
-def _unlike(env: str, cells: Mapping[str, Sequence[Run]], horizon: float) -> list[str]:
+def _unlike(env: str, cells: Mapping[str, Sequence[Run]], horizon: float) -> Sequence[str]:
     """What a comparison on one task should know: runs that were cut, and settings in which algorithms differ."""
     runs = [run for group in cells.values() for run in group]
     longer = sum(run.returns is not None and run.returns.env_step[-1] > horizon for run in runs)
@@ -275,25 +294,23 @@ def _unlike(env: str, cells: Mapping[str, Sequence[Run]], horizon: float) -> lis
     values = {name: sorted({str(table[name]) for table in tables if name in table}) for name in ALIKE}
     differ = [f"{name} ({', '.join(found[:5])})" for name, found in values.items() if len(found) > 1]
     other = [f"{env}: runs differ in {', '.join(differ)}, and are compared all the same"]
-    return said * bool(longer) + other * bool(differ)
+    return [Problem(s, LENGTHS) for s in said * bool(longer)] + [Problem(s, SETTINGS) for s in other * bool(differ)]
 
 
 def _done(run: Run, series: Series) -> bool:
     return bool(series.step[-1] >= 0.95 * run.steps)
 
 
-def _missing_cells(tasks: Sequence[Task], named: Mapping[str, Sequence[Run]], notes: list[str]) -> None:
-    for task in tasks:
-        seeds = {label: {run.seed for run in cell.runs} for label, cell in task.cells.items()}
-        wanted = set.union(*seeds.values())
-        for label in sorted(named):
-            missing = sorted(wanted - seeds.get(label, set()))
-            if label not in seeds:
-                notes.append(f"{label} was not run on {task.env}")
-            elif missing:
-                noun = "seed" if len(missing) == 1 else "seeds"
-                listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-                notes.append(f"{label} on {task.env} misses {noun} {listed}: its intervals are wider")
+def _missing_seeds(task: Task) -> Iterator[str]:
+    """Seeds that other algorithms have; an algorithm without any run on the task may never have been meant to have."""
+    seeds = {label: {run.seed for run in cell.runs} for label, cell in task.cells.items()}
+    wanted = set.union(*seeds.values())
+    for label in sorted(seeds):
+        if missing := sorted(wanted - seeds[label]):
+            noun = "seed" if len(missing) == 1 else "seeds"
+            listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
+            so = "its intervals are wider" if len(seeds[label]) > 1 else "of one seed there are no intervals"
+            yield Problem(f"{label} on {task.env} misses {noun} {listed}: {so}", MISSING)
 
 
 # --- charts ---------------------------------------------------------------------------------------------------
@@ -303,7 +320,6 @@ STEPS, AGENT_STEPS = "environment steps", "agent steps"
 
 def _mean_line(label: int, grid: Array, curves: Array, dashed: bool = False) -> Line:
     mean, se, _ = st.mean_se(curves)
-    se = np.where(np.isfinite(se), se, 0.0)
     return Line(label, grid, mean, mean - se, mean + se, dashed)
 
 
@@ -402,7 +418,7 @@ def _state_charts(named: Mapping[str, Sequence[Run]], index: Mapping[str, int], 
             try:
                 states = run.states()
             except BadInput as problem:
-                notes.append(str(problem))
+                notes.append(Problem(str(problem), DAMAGED))
                 continue
             if states and len(states[0]) and states[1].shape[1]:
                 finite = np.isfinite(states[1]).all(1)
@@ -450,6 +466,17 @@ def count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def tell(problems: Iterable[str], console: Console) -> None:
+    """A line for each kind of problem: its first sentence, and how many others there are."""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for sentence in problems:
+        kinds[sentence.kind if isinstance(sentence, Problem) else LEFT_OUT].append(sentence)
+    for kind, (first, *rest) in kinds.items():
+        others = f" ({count(len(rest), 'other')} likewise)" if rest else ""
+        said = f"{kind}: {shown(first)}{others}"
+        console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
 def number(value: float) -> str:
     """Three significant digits, no exponent for everyday sizes."""
     if not math.isfinite(value):
@@ -459,7 +486,8 @@ def number(value: float) -> str:
 
 
 def _estimate(point: st.Estimate) -> str:
-    return f"{number(point.value)} [{number(point.low)}, {number(point.high)}]"
+    bounds = "–" if math.isnan(point.low) else f"{number(point.low)}, {number(point.high)}"
+    return f"{number(point.value)} [{bounds}]"
 
 
 def _plus_minus(values: Array) -> str:
@@ -501,7 +529,6 @@ def _task_table(task: Task) -> Table:
     header += [f"median steps to {number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
     late = f"mean of the evaluations in the last {1 - LATE:.0%} of {number(task.grid[-1])} environment steps"
     area = f"mean height of the curve from {number(task.grid[task.start])} steps on"
-    few = min(len(cell.final) for cell in task.cells.values()) < FEW
     note = (
         f"Final return: {late}. Area: {area}. Steps to {number(task.threshold)}: the first evaluation at or above it, "
     )
@@ -509,8 +536,13 @@ def _task_table(task: Task) -> Table:
         "which is the threshold given. " if task.given is not None else "halfway between the lowest and highest score. "
     )
     note += "Above (>) or below (<): one of two medians is not known, because fewer than half of the seeds got there."
-    note += f" Bootstrap intervals of fewer than {FEW} seeds are too narrow." if few else ""
-    return Table(task.env, note, header, rows)
+    return Table(task.env, note + _few(min(len(cell.final) for cell in task.cells.values())), header, rows)
+
+
+def _few(seeds: int) -> str:
+    """What to know about bootstrap intervals where a cell has so few seeds."""
+    one = " The interval of a single seed is not defined (–)." if seeds < 2 else ""
+    return f" Bootstrap intervals of fewer than {FEW} seeds are too narrow.{one}" if seeds < FEW else ""
 
 
 def _ratio(point: st.Estimate) -> str:
@@ -532,7 +564,8 @@ def _aggregate_tables(tasks: Sequence[Task], notes: list[str]) -> list[Table]:
     common, labels = _common(tasks)
     if not common:
         if len(tasks) > 1:
-            notes.append("no task was finished by every algorithm: there are no numbers over all tasks")
+            sentence = "no task was finished by every algorithm: there are no numbers over all tasks"
+            notes.append(Problem(sentence, APART))
         return []
     reference = baseline(labels)
     scores = {label: [task.normalisation(task.cells[label].final) for task in common] for label in labels}
@@ -545,7 +578,6 @@ def _aggregate_tables(tasks: Sequence[Task], notes: list[str]) -> list[Table]:
         sorted({str(task.normalisation) if len(common) < 4 else task.normalisation.source for task in common})
     )
     note = f"Over the {len(common)} of {count(len(tasks), 'task')} that every algorithm finished. Normalised: {how}."
-    few = min(len(task) for group in scores.values() for task in group) < FEW
-    note += f" Bootstrap intervals of fewer than {FEW} seeds are too narrow." if few else ""
+    note += _few(min(len(task) for group in scores.values() for task in group))
     header = ["algorithm", "runs", "IQM of normalised final return [95 %]", f"P(better than {reference}) [95 %]"]
     return [Table("All tasks", note, header, rows)]

@@ -20,7 +20,7 @@ from maxinforl.errors import unknown
 from maxinforl.experiments import cost
 from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
 from maxinforl.experiments.suite import Planned, Suite, last_line, plan
-from maxinforl.experiments.summary import count
+from maxinforl.experiments.summary import count, tell
 
 DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
 ROWS = 20  # of the live table
@@ -175,10 +175,7 @@ def run(suite: Suite, out: Path, where: Where) -> int:
     problems: list[str] = []
     planned = plan(suite.runs(), out, where.reuse, problems)
     console = Console()
-    if problems:
-        others = f" ({count(len(problems) - 1, 'other')} likewise)" if len(problems) > 1 else ""
-        said = f"left out: {problems[0]}{others}"
-        console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    tell(problems, console)
     if where.dry_run:
         describe(suite, planned, out, where, console)
         return DONE
