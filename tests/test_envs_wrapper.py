@@ -105,6 +105,13 @@ def test_rescaled_actions_never_leave_the_box(low, width, action):
         assert box.contains(native) and float(native[0]) == pytest.approx(float(bound), abs=tolerance)
 
 
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (64, 5)])
+def test_actions_of_a_symmetric_box_are_scaled_entry_by_entry(shape):
+    half = np.array([1e-20, 0.3, 2.0, 17.0, 1e30], np.float32)
+    action = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    np.testing.assert_array_equal(rescale(spaces.Box(-half, half))(action), half * action)
+
+
 def test_the_unit_box_is_passed_through_bit_for_bit():
     to_native = rescale(spaces.Box(-1, 1, (3,), np.float32))
     action = np.array([0.1, -0.7, 1.0], np.float32)
