@@ -19,12 +19,16 @@ from maxinforl import cli, files
 from maxinforl.core.types import Spec
 from maxinforl.core.update import Program
 from maxinforl.envs import episode_seed
+from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings
 from maxinforl.training import changes, guard, loop
 from maxinforl.training.directory import read_run
 from maxinforl.training.log import Window
+from maxinforl.training.loop import agent_arrays
+from maxinforl.training.progress import Progress
+from maxinforl.training.run import Drive, Run
 from maxinforl.training.store import CheckpointStore
 from test_faults import Brittle
 from test_run import FLAGS, interrupted, metrics, same, saved_weights
@@ -139,6 +143,48 @@ def test_whoever_asks_for_what_a_step_led_to_is_told_that_it_went_wrong(ask):
     with pytest.raises(guard.NotFinite) as caught:
         live()
     assert caught.value.step == trainer.step < 60
+
+
+def odd(monkeypatch, at: int) -> None:
+    """One metric is NaN at one step, and nothing else ever is."""
+    learn = Program.learn
+
+    def with_odd(self: Program, s: Any) -> Any:
+        s, measured = learn(self, s)
+        return s, measured | {"train/odd": jnp.where(s.clock.step == at, jnp.nan, 0.0)}
+
+    monkeypatch.setattr(Program, "learn", with_odd)
+
+
+@pytest.mark.parametrize("kind", ["host", "compiled"])
+def test_one_bad_number_is_told_once_and_spoils_nothing_else(monkeypatch, kind):
+    odd(monkeypatch, at=10)
+    changes = {"set": {"base.hidden": (8, 8)}, "batch_size": 8, "eval_episodes": 0, "loop": kind}
+    agent = maxinforl.make("sac", "jax/pendulum-hanging", **changes)
+    with pytest.raises(guard.NotFinite, match="train/odd is nan at step 10"):
+        agent.learn(20)
+    agent.learn(20)
+    assert agent.trainer is not None and np.isfinite(agent.trainer.state.replay.obs).all()
+    assert all(np.isfinite(leaf).all() for leaf in agent_arrays(agent.trainer.state.agent).values())
+
+
+def test_who_stops_at_a_bad_step_is_told_of_it(monkeypatch):
+    """Without a directory nothing is saved, which would have looked."""
+    odd(monkeypatch, at=10)
+    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (8, 8)}, batch_size=4, eval_episodes=0)
+    trainer = agent._trainer(20)
+    drive = Drive(trainer, [Run(trainer.members[0])], Progress(20, quiet=True), lambda: trainer.step >= 10)
+    with pytest.raises(guard.NotFinite, match="train/odd is nan at step 10"):
+        drive.until(20)
+
+
+@pytest.mark.parametrize("size", [3, 1000])
+def test_finite_is_not_confused_by_large_and_small_numbers(size):
+    with np.errstate(all="raise"):
+        for value, expected in ((3e38, True), (1e-40, True), (-0.0, True), (np.inf, False), (np.nan, False)):
+            array = np.zeros(size, np.float32)
+            array[-1] = value
+            assert finite(array) is expected
 
 
 def test_what_is_logged_and_kept_does_not_depend_on_when_metrics_are_read(tmp_path, monkeypatch):

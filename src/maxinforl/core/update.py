@@ -217,15 +217,11 @@ class Program:
         return lambda s, obs, uniform: programs[uniform](s, obs)
 
     def live(self, s: TrainState, t: Transition) -> tuple[TrainState, Array, Array]:
-        """Insert, sample, update, act; the third is the vector of metrics and, last, `flaw`.
-
-        Where an entry of it is not finite the actions are NaN, so that the host has only those to look at.
-        """
+        """Insert, sample, update, act; the third is the vector of metrics and, last, `flaw`."""
         s, metrics = self.learn(self.insert(s, t))
         self.metric_names[:] = sorted(metrics)
-        named = [*(metrics[name] for name in self.metric_names), self.flaw(s)]
-        values = jnp.stack([jnp.asarray(value, jnp.float32) for value in named])
-        return s, jnp.where(jnp.isfinite(values).all(), self.behave(s, uniform=False), jnp.nan), values
+        values = [*(metrics[name] for name in self.metric_names), self.flaw(s)]
+        return s, self.behave(s, uniform=False), jnp.stack([jnp.asarray(value, jnp.float32) for value in values])
 
     def flaw(self, s: TrainState) -> Array:
         """NaN where a number of the agent is not finite, which is looked at every `LOOK` steps, else 0.
@@ -244,8 +240,14 @@ class Program:
 
     @cached_property
     def step(self) -> Callable:
-        """(state, transition) -> (state, action, metrics)"""
-        return self.compiled("step", self.live, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
+        """(state, transition) -> (state, action, metrics); the host looks at the action alone, which is NaN where one
+        of the metrics is not finite"""
+
+        def step(s: TrainState, t: Transition):
+            s, action, metrics = self.live(s, t)
+            return s, jnp.where(jnp.isfinite(metrics).all(), action, jnp.nan), metrics
+
+        return self.compiled("step", step, (PER_SEED, 0), (PER_SEED, 0, 0), (0,))
 
     @cached_property
     def collect(self) -> Callable:

@@ -217,9 +217,10 @@ class EnvPool(Caller):
             raise BadInput(f"actions have shape {action.shape}, but {self.num_envs} of {self.action_space.shape} fit")
         if within(action):
             return action
+        action = clip(action)
         if not np.isfinite(action).all():
             raise RunFailed(f"{self._where(0)}: the action that follows is not finite ({action.tolist()})")
-        return clip(action)
+        return action
 
     def _check_obs(self, obs: np.ndarray) -> None:
         for lane in range(self.num_envs):

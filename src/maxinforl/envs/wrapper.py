@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from maxinforl.envs.fault import SMALL
 from maxinforl.errors import BadInput, RunFailed
 
 
@@ -94,8 +95,8 @@ def clip(action: np.ndarray) -> np.ndarray:
 
 
 def within(action: np.ndarray) -> bool:
-    """Whether all entries are in [-1, 1], as an agent's are; NaN is not. Cheaper than `clip` on cold caches."""
-    return all(-1.0 <= a <= 1.0 for a in action.reshape(-1).tolist())
+    """Whether `clip` would change nothing, as with an agent's actions; not asked of large arrays, nor said of NaN."""
+    return action.size <= SMALL and all(-1.0 <= a <= 1.0 for a in action.reshape(-1).tolist())
 
 
 def rescale(box: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:

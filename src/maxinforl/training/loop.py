@@ -258,15 +258,19 @@ class Trainer:
         Raises NotFinite where that dispatch met a number that is not finite.
         """
         if self._chosen is not None:
-            action = np.array(self._chosen)
+            chosen, metrics = self._chosen
+            action = np.array(chosen)
             if not finite(action):
-                raise guard.first_bad(self.program, self.state, np.array(self._metrics[-1])[..., None, :], action)
+                self._chosen = None  # told once: whoever goes on all the same does so with the actions before
+                raise guard.first_bad(self.program, self.state, np.stack(metrics, -2), action)
             self._action, self._chosen = action, None
+            self._metrics += metrics
         return self._action
 
     @action.setter
     def action(self, action: np.ndarray | None) -> None:
-        self._action, self._chosen = action, None
+        self._action = action
+        self._chosen: tuple[jax.Array, list[jax.Array]] | None = None  # actions and metrics of the dispatch under way
         self._metrics: list[jax.Array] = []  # of the steps since then that nobody has read yet
 
     def settle(self) -> None:
@@ -274,11 +278,10 @@ class Trainer:
 
         On the host they are nobody's business before that: reading them at each step costs more than all the rest.
         """
-        if self.action is not None:
-            unread, self._metrics = self._metrics, []
-            for values in unread:
-                for member, own in zip(self.members, self.each(np.array(values)[..., :-1])):
-                    member.window.add(own)
+        while self.action is not None and self._metrics:
+            for member, own in zip(self.members, self.each(np.array(self._metrics[0])[..., :-1])):
+                member._window.add(own)
+            del self._metrics[0]
 
     @property
     def warming_up(self) -> bool:
@@ -302,11 +305,9 @@ class Trainer:
             self.settle()
         parts = self.play()
         self.step += self.num_envs
-        if self.warming_up:
-            self.state, self._chosen = self.program.collect(self.state, self.joined(parts))
-        else:
-            self.state, self._chosen, metrics = self.program.step(self.state, self.joined(parts))
-            self._metrics.append(metrics)
+        dispatch = self.program.collect if self.warming_up else self.program.step
+        self.state, action, *metrics = dispatch(self.state, self.joined(parts))
+        self._chosen = action, metrics
         for member, pool in zip(self.members, self.pools):
             for _, ret, length in pool.finished:
                 member._window.episode(ret, length)

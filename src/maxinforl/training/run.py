@@ -185,6 +185,7 @@ class Drive:
 
     def save(self, wait: bool = False) -> None:
         """A checkpoint of every seed; the one before is complete for all of them by then."""
+        self.trainer.settle()
         watch = Stopwatch()
         for run in self.runs:
             if run.store is not None:
