@@ -312,7 +312,8 @@ class Trainer:
             for _, ret, length in pool.finished:
                 member._window.episode(ret, length)
             pool.finished.clear()
-        return [(self.step, np.stack([part.next_obs for part in parts]))]
+        led = [part.next_obs for part in parts]
+        return [(self.step, led[0][None] if self.alone else np.stack(led))]
 
     def play(self) -> list[Transition]:
         """One step of every seed's environments."""
