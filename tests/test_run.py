@@ -778,9 +778,8 @@ def test_an_agent_that_sees_trains_and_is_evaluated(tmp_path):
         agent.predict(np.zeros((16, 16, 3), np.uint8))
     with pytest.raises(BadInput, match="images are uint8 from 0 to 255, and these are float64"):
         agent.predict(np.zeros((16, 16, 9)))
-    larger = maxinforl.load(tmp_path / "run", env=lambda: make_env("pixels/pendulum-hanging", image_size=20))
-    with pytest.raises(BadInput, match=r"sees observations of shape \(16, 16, 3\), and the environment gives"):
-        larger.evaluate(1)
+    with pytest.raises(BadInput, match=r"observations of shape \(16, 16, 3\), and the environment"):
+        maxinforl.load(tmp_path / "run", env=lambda: make_env("pixels/pendulum-hanging", image_size=20))
     (played,) = agent.evaluate(1).returns
     last = (tmp_path / "run" / "eval.csv").read_text().splitlines()[-1].split(",")
     assert int(last[0]) == 12 and np.isfinite(played)

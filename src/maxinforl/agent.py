@@ -115,6 +115,7 @@ class Agent:
             check_memory(self.settings, steps, *self._spaces(), like=self._outline())
             planned = self.total_steps or steps
             self.trainer = make_trainer(self.strategy, [self.settings], env, planned)
+            self._act_in(self.trainer.observation_space, self.trainer.action_space)
             if self._loaded is not None:
                 self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
             stay = self.trainer.planned != planned
@@ -193,6 +194,32 @@ class Agent:
                 if isinstance(self.env, str):
                     probe.close()
         return self._known_spaces  # type: ignore[return-value]
+
+    def set_env(self, env: EnvLike, eval_env: EnvLike | None = None) -> None:
+        """Moves the agent to another environment, whose action limits hold from here on; what the replay kept of the
+        one before is dropped.
+
+        Examples:
+            >>> agent = make("sac", "Pendulum-v1", batch_size=32)
+            >>> agent.set_env("pendulum-hanging")
+            >>> agent.settings.env
+            'pendulum-hanging'
+        """
+        before, there = self._spaces(), Agent(replace(self.settings, env=env_label(env)), self.strategy, env)
+        check_same_shapes(before, there._spaces())
+        if self.trainer is not None:
+            _, state, now = self._acting()
+            self._loaded = {"agent": agent_arrays(state), "clock": {k: int(v) for k, v in now._asdict().items()}}
+            self.trainer.close()
+            self.trainer = None
+            warnings.warn("the replay of the environment before is dropped: learning goes on with an empty one")
+        self.settings, self.env, self.eval_env, self._given = there.settings, env, eval_env, True
+        self._known_spaces = there._spaces()
+
+    def _act_in(self, observation: spaces.Box, action: spaces.Box) -> None:
+        """Takes over the limits of the environment at hand, which a file may not know."""
+        check_same_shapes(self._spaces(), (observation, action))
+        self._known_spaces = (observation, action)
 
     @property
     def stack(self) -> int:
@@ -378,7 +405,7 @@ def make(
         check_part(name, value)
     if env is None:
         raise BadInput("make needs an environment: a name, a gymnasium.Env or a function that makes one")
-    name = env if isinstance(env, str) else envs.env_name(env) if isinstance(env, gym.Env) else "custom"
+    name = env_label(env)
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
     settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
@@ -388,6 +415,18 @@ def make(
     if "intrinsic" in parts:
         check_bonus(strategy, agent.spec)
     return agent
+
+
+def env_label(env: EnvLike) -> str:
+    """What settings call an environment."""
+    return env if isinstance(env, str) else envs.env_name(env) if isinstance(env, gym.Env) else "custom"
+
+
+def check_same_shapes(agent: tuple[spaces.Box, spaces.Box], env: tuple[spaces.Box, spaces.Box]) -> None:
+    """Refuses an environment whose observations or actions have another shape than the agent's."""
+    for what, mine, theirs in zip(("observations", "actions"), agent, env):
+        if mine.shape != theirs.shape:
+            raise BadInput(f"this agent has {what} of shape {mine.shape}, and the environment {theirs.shape}")
 
 
 def check_part(name: str, value: Any) -> None:
@@ -451,14 +490,12 @@ def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custo
     try:
         strategy = config.from_plain(meta["agent"], custom=custom)
         settings = read_settings(meta["settings"])
-        agent = Agent(settings, strategy, env or meta["env"])
-        agent._given = agent.env is env
+        agent = Agent(settings, strategy, meta["env"])
         agent._known_spaces = read_spaces(meta["spaces"])
         agent._loaded = {"agent": arrays, "clock": read_clock(meta["clock"])}
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} is not a complete saved agent: {error!r} is missing or of the wrong kind") from error
-    agent._acting()  # so that a file that does not fit says so now
-    return agent
+    return _in_env(agent, env)
 
 
 def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
@@ -468,12 +505,19 @@ def _from_run(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     saved = CheckpointStore(files.inside(path, "checkpoints")).load(rows=False)
     for sentence in (*saved.warnings, *checkpoint.changed_since(saved, settings, strategy)):
         warnings.warn(sentence, stacklevel=3)
-    agent = Agent(settings, strategy, env or (settings.env if plain.get("by_name", True) else None))
-    agent._given = agent.env is env
+    agent = Agent(settings, strategy, settings.env if plain.get("by_name", True) else None)
     agent._known_spaces = read_spaces(plain["spaces"])
     arrays, counters = (checkpoint.part(saved, name) for name in ("agent/", "clock/"))
     agent._loaded = {"agent": arrays, "clock": read_clock(counters)}
+    return _in_env(agent, env)
+
+
+def _in_env(agent: Agent, env: EnvLike | None) -> Agent:
+    """A loaded agent in the caller's environment, if there is one; a file that does not fit says so now."""
+    agent._given = agent.env is None  # a name from a file imports no module
     agent._acting()
+    if env is not None:
+        agent.set_env(env)
     return agent
 
 
