@@ -47,7 +47,7 @@ class TwoAxes(Cart):
     axes = 2
 
 
-SMALL = dict(batch_size=8, eval_episodes=1, log_every=10, set={"base.hidden": (8, 8)})
+SMALL = {"batch_size": 8, "eval_episodes": 1, "log_every": 10, "set": {"base.hidden": (8, 8)}}
 FAR = np.array([[50.0, -50.0], [-50.0, 50.0], [1e3, 1e3]], np.float32)  # where a policy saturates
 
 

@@ -212,7 +212,9 @@ class Agent:
             self._loaded = {"agent": agent_arrays(state), "clock": {k: int(v) for k, v in now._asdict().items()}}
             self.trainer.close()
             self.trainer = None
-            warnings.warn("the replay of the environment before is dropped: learning goes on with an empty one")
+            warnings.warn(
+                "the replay of the environment before is dropped: learning goes on with an empty one", stacklevel=2
+            )
         self.settings, self.env, self.eval_env, self._given = there.settings, env, eval_env, True
         self._known_spaces = there._spaces()
 
