@@ -25,8 +25,8 @@ import numpy as np
 import maxinforl
 from maxinforl.core.update import unpack
 from maxinforl.training import checkpoint
-from maxinforl.training.loop import Trainer
 from maxinforl.training.store import CheckpointStore
+from maxinforl.training.trainer import Trainer
 
 EVERY, BLOCKS = 1_000, 4
 
@@ -53,7 +53,7 @@ def block(trainer: Trainer, store: CheckpointStore | None = None) -> tuple[float
     """Seconds of a block of steps, and those among them that training stood still for a checkpoint."""
     began, pause = time.perf_counter(), 0.0
     if store is not None:
-        checkpoint.save(trainer.members[0], store)
+        checkpoint.save(trainer.seeds[0], store)
         pause = time.perf_counter() - began
     for _ in range(EVERY // BLOCKS):
         trainer.advance()
@@ -68,7 +68,7 @@ def measure(rows: int, rounds: int, batch_size: int, where: Path) -> dict:
     trainer, directory = filled(rows, (rounds + 1) * EVERY, batch_size), Path(tempfile.mkdtemp(dir=where))
     with CheckpointStore(directory) as store:
         trainer.advance()  # compiles
-        checkpoint.save(trainer.members[0], store, wait=True)  # the first one holds every row
+        checkpoint.save(trainer.seeds[0], store, wait=True)  # the first one holds every row
         block(trainer)
         times = np.array([[block(trainer, store if i == 0 else None) for i in range(BLOCKS)] for _ in range(rounds)])
         written = max(directory.glob("replay/*"), key=lambda path: path.name).stat().st_size

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from maxinforl.core.encoders import Pixels, _features
 from maxinforl.core.types import Spec
 from maxinforl.experiments.speed import best
-from maxinforl.training.loop import keep_freed_memory
+from maxinforl.system.memory import keep_freed_memory
 
 
 def calls(size: int) -> dict:

@@ -54,7 +54,7 @@ def wrapped() -> int:
     """This process as `maxinforl`, which notes its step and asks for the kill where the plan says."""
     from maxinforl import cli, files
     from maxinforl.training.compiled import CompiledTrainer
-    from maxinforl.training.loop import Trainer
+    from maxinforl.training.trainer import Trainer
 
     plan = json.loads(os.environ.get(PLAN, "{}"))
     if not plan:

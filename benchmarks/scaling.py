@@ -17,11 +17,11 @@ import gymnasium as gym
 import jax
 import numpy as np
 
-from maxinforl.agent import make_trainer
 from maxinforl.core.update import unpack
 from maxinforl.experiments.speed import best
 from maxinforl.settings import Settings, resolve
-from maxinforl.training.loop import Trainer
+from maxinforl.training.compiled import make_trainer
+from maxinforl.training.trainer import Trainer
 
 BASE = Settings(algo="maxinfo-sac", env="Pendulum-v1", steps=5000, capacity=5000, learning_starts=0, eval_episodes=0)
 HERE = Path(__file__).parent

@@ -29,7 +29,7 @@ class Arm(gym.Env):
 
 def scrambled(agent: maxinforl.Agent) -> maxinforl.Agent:
     """The agent with noise on every parameter, so that no bias is 0 and no scale 1."""
-    program, state, now = agent._acting()
+    program, state, now = agent.acting_state()
     leaves, tree = jax.tree.flatten(state)
     generator = np.random.default_rng(1)
     noisy = [

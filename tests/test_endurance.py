@@ -23,12 +23,12 @@ from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings
-from maxinforl.training import changes, guard, loop
+from maxinforl.training import nonfinite, overrides
+from maxinforl.training import trainer as host_loop
+from maxinforl.training.arrays import agent_arrays
 from maxinforl.training.directory import read_run
 from maxinforl.training.log import Window
-from maxinforl.training.loop import agent_arrays
-from maxinforl.training.progress import Progress
-from maxinforl.training.run import Drive, Run
+from maxinforl.training.session import SeedRun, Session
 from maxinforl.training.store import CheckpointStore
 from test_faults import Brittle
 from test_run import FLAGS, interrupted, metrics, same, saved_weights
@@ -114,19 +114,19 @@ def test_a_loss_that_is_not_finite_names_its_tensor_and_keeps_its_batch(tmp_path
     assert cli.main([*command, "--set", "base.lr=1e30", "--out", str(out)]) == 3
     said = capsys.readouterr().err
     (path,) = out.glob("bad-batch-*.safetensors")
-    batch, keys, facts = guard.load_bad_batch(path)
+    batch, keys, facts = nonfinite.load_bad_batch(path)
     step, good = facts["step"], CheckpointStore(out / "checkpoints").load().step
     assert path.name == f"bad-batch-{step}.safetensors" and 20 <= step < 30 and good == step - 1
     assert f"{facts['tensor']} is {facts['value']} at step {step}" in said and str(path) in said
     assert f"checkpoint at step {good} is kept" in said and said.count("\n") == 1
     assert all(np.isfinite(v).all() for v in saved_weights(out).values() if v.dtype == np.float32)
     assert batch.obs.shape == (1, 1, 16, 2) and batch.nstep is None and keys.shape[0] == 1
-    again = guard.replay_bad_batch(maxinforl.load(out), path)
+    again = nonfinite.replay_bad_batch(maxinforl.load(out), path)
     if facts["tensor"].startswith("train/"):
         assert str(again[facts["tensor"]]) == facts["value"]
     files.save_arrays(tmp_path / "other", {"x": np.zeros(3)})
     with pytest.raises(BadInput, match="lacks"):
-        guard.load_bad_batch(tmp_path / "other")
+        nonfinite.load_bad_batch(tmp_path / "other")
 
 
 @pytest.mark.parametrize("ask", ["evaluation", "window"])
@@ -138,9 +138,9 @@ def test_whoever_asks_for_what_a_step_led_to_is_told_that_it_went_wrong(ask):
     def live() -> None:
         while trainer.step < 60:
             trainer.advance()
-            getattr(trainer.members[0], ask)
+            getattr(trainer.seeds[0], ask)
 
-    with pytest.raises(guard.NotFinite) as caught:
+    with pytest.raises(nonfinite.NotFinite) as caught:
         live()
     assert caught.value.step == trainer.step < 60
 
@@ -161,7 +161,7 @@ def test_one_bad_number_is_told_once_and_spoils_nothing_else(monkeypatch, kind):
     odd(monkeypatch, at=10)
     changes = {"set": {"base.hidden": (8, 8)}, "batch_size": 8, "eval_episodes": 0, "loop": kind}
     agent = maxinforl.make("sac", "jax/pendulum-hanging", **changes)
-    with pytest.raises(guard.NotFinite, match="train/odd is nan at step 10"):
+    with pytest.raises(nonfinite.NotFinite, match="train/odd is nan at step 10"):
         agent.learn(20)
     agent.learn(20)
     assert agent.trainer is not None and np.isfinite(agent.trainer.state.replay.obs).all()
@@ -173,9 +173,9 @@ def test_who_stops_at_a_bad_step_is_told_of_it(monkeypatch):
     odd(monkeypatch, at=10)
     agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (8, 8)}, batch_size=4, eval_episodes=0)
     trainer = agent._trainer(20)
-    drive = Drive(trainer, [Run(trainer.members[0])], Progress(20, quiet=True), lambda: trainer.step >= 10)
-    with pytest.raises(guard.NotFinite, match="train/odd is nan at step 10"):
-        drive.until(20)
+    session = Session(trainer, [SeedRun(trainer.seeds[0])], stop_requested=lambda: trainer.step >= 10)
+    with pytest.raises(nonfinite.NotFinite, match="train/odd is nan at step 10"):
+        session.train(20)
 
 
 @pytest.mark.parametrize("size", [3, 1000])
@@ -191,7 +191,7 @@ def test_what_is_logged_and_kept_does_not_depend_on_when_metrics_are_read(tmp_pa
     command = ["train", *SHORT, "--env", "Corridor-v0", "--steps", "60", "--save-every", "35", "--log-every", "20"]
     kept = []
     for unread in (1, 7, 1000):
-        monkeypatch.setattr(loop, "UNREAD", unread)
+        monkeypatch.setattr(host_loop, "UNREAD", unread)
         out = tmp_path / str(unread)
         assert cli.main([*command, "--out", str(out)]) == 0
         windows = {k: v for k, v in CheckpointStore(out / "checkpoints").load(35).state.items() if "window" in k}
@@ -238,7 +238,7 @@ def small_program(rows=32, agent=None, **options):
 def test_the_batches_drawn_again_are_those_that_were_learned_from(updates):
     program, state = small_program(updates=updates)
     state, _ = program.learn(state)
-    again = guard.drawn(program, state)["batch/action"]
+    again = nonfinite.drawn(program, state)["batch/action"]
     assert again.shape == (updates // 2, 2, 4, 1)
     np.testing.assert_array_equal(again.reshape(updates, 4), state.agent["seen"][:updates])
     assert len(np.unique(again)) > 3
@@ -249,21 +249,21 @@ def test_the_first_bad_tensor_is_named_in_order():
     program.metric_names[:] = ["train/actor_loss", "train/critic_loss"]
     fine, nan = np.zeros(2, np.float32), np.array([0.0, np.nan], np.float32)
     action = np.zeros((1, 1), np.float32)
-    guard.checked(program, state, fine[None], action)
-    with pytest.raises(guard.NotFinite, match="train/critic_loss is nan at step 0"):
-        guard.checked(program, state, nan[None], action)
-    with pytest.raises(guard.NotFinite, match="the next action is inf"):
-        guard.checked(program, state, fine[None], action + np.inf)
+    nonfinite.checked(program, state, fine[None], action)
+    with pytest.raises(nonfinite.NotFinite, match="train/critic_loss is nan at step 0"):
+        nonfinite.checked(program, state, nan[None], action)
+    with pytest.raises(nonfinite.NotFinite, match="the next action is inf"):
+        nonfinite.checked(program, state, fine[None], action + np.inf)
     poisoned = jax.tree.map(lambda x: x * jnp.nan if x.dtype == jnp.float32 else x, state.replay)
     bad_rows = type(state)(state.agent, poisoned, state.clock, state.seed)
-    with pytest.raises(guard.NotFinite, match="batch/obs is nan"):
-        guard.checked(program, bad_rows, nan[None], action)
+    with pytest.raises(nonfinite.NotFinite, match="batch/obs is nan"):
+        nonfinite.checked(program, bad_rows, nan[None], action)
     leaves = {f"agent/{k}": np.array(v) for k, v in state.agent.items()}
-    guard.check_weights(program, state, leaves)
+    nonfinite.check_weights(program, state, leaves)
     weight = state.agent["weight"].at[1, 1].set(jnp.nan)
     bad_weight = type(state)(state.agent | {"weight": weight}, state.replay, state.clock, state.seed)
-    with pytest.raises(guard.NotFinite, match="agent/weight is nan"):
-        guard.check_weights(program, bad_weight, leaves | {"agent/weight": np.array(weight)})
+    with pytest.raises(nonfinite.NotFinite, match="agent/weight is nan"):
+        nonfinite.check_weights(program, bad_weight, leaves | {"agent/weight": np.array(weight)})
 
 
 @pytest.mark.parametrize("rows", [32, 16])
@@ -277,9 +277,9 @@ def test_a_step_in_the_middle_of_a_chunk_gets_the_batch_it_drew(rows):
         state = program.insert(state, transition(1, i, program.spec, action=np.array([[i]], np.float32), **ends))
         states.append(state)
     values[2:] = np.nan
-    with pytest.raises(guard.NotFinite, match="train/loss is nan at step 3") as caught:
-        guard.checked(program, state, values, np.zeros((1, 1), np.float32))
-    expected = guard.drawn(program, states[2]) if rows == 32 else {}
+    with pytest.raises(nonfinite.NotFinite, match="train/loss is nan at step 3") as caught:
+        nonfinite.checked(program, state, values, np.zeros((1, 1), np.float32))
+    expected = nonfinite.drawn(program, states[2]) if rows == 32 else {}
     assert expected.keys() == caught.value.arrays.keys()
     assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
 
@@ -288,11 +288,11 @@ def test_one_seed_of_several_is_the_one_that_is_named():
     program, states = small_program(seeds=3)
     program.metric_names[:] = ["train/critic_loss"]
     values = np.array([[0.0], [0.0], [np.inf]], np.float32)
-    with pytest.raises(guard.NotFinite, match="train/critic_loss is inf") as caught:
-        guard.checked(program, states, values[:, None], np.zeros((3, 1, 1), np.float32))
-    expected = guard.drawn(program, guard.alone(states, program, 2))
+    with pytest.raises(nonfinite.NotFinite, match="train/critic_loss is inf") as caught:
+        nonfinite.checked(program, states, values[:, None], np.zeros((3, 1, 1), np.float32))
+    expected = nonfinite.drawn(program, nonfinite.alone(states, program, 2))
     assert all(np.array_equal(expected[k], caught.value.arrays[k]) for k in expected)
-    assert not np.array_equal(expected["key"], guard.drawn(program, guard.alone(states, program, 1))["key"])
+    assert not np.array_equal(expected["key"], nonfinite.drawn(program, nonfinite.alone(states, program, 1))["key"])
 
 
 class Doomed(Witness):
@@ -315,13 +315,13 @@ def test_a_weight_that_no_loss_shows_is_found_named_and_its_batch_kept(seeds):
     step = step if seeds is None else jax.tree.map(lambda x: np.stack([x] * seeds), step)
     for _ in range(15):
         state, action, values = program.step(state, step)
-        metrics = guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+        metrics = nonfinite.checked(program, state, np.array(values)[..., None, :], np.array(action))
     assert metrics.shape[-1] == 1 and not np.isfinite(state.agent["moment"]).all()
     assert np.isfinite(action).all()
     state, action, values = program.step(state, step)
     assert np.isnan(action).all()  # all that the host looks at
-    with pytest.raises(guard.NotFinite, match="agent/moment is inf at step 16") as caught:
-        guard.checked(program, state, np.array(values)[..., None, :], np.array(action))
+    with pytest.raises(nonfinite.NotFinite, match="agent/moment is inf at step 16") as caught:
+        nonfinite.checked(program, state, np.array(values)[..., None, :], np.array(action))
     assert caught.value.arrays["batch/action"].shape == (1, 1, 4, 1) and program.traces["step"] == 1
 
 
@@ -393,7 +393,7 @@ FIXED = [
 @pytest.mark.parametrize(("given", "words"), FIXED, ids=[next(iter(g)) for g, _ in FIXED])
 def test_what_cannot_change_within_a_run_is_refused(given, words):
     with pytest.raises(BadInput, match=words):
-        changes.changes(Settings(algo="sac", env="Corridor-v0"), given)
+        overrides.changes(Settings(algo="sac", env="Corridor-v0"), given)
 
 
 def test_a_change_of_shape_is_refused_before_anything_is_written(tmp_path, capsys):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from maxinforl import cli, doctor
 from maxinforl.settings import Settings
-from maxinforl.training import loop
+from maxinforl.system import memory
 
 RUN = subprocess.run
 
@@ -40,7 +40,7 @@ def test_missing_extras_do_not_fail_and_name_the_command(monkeypatch):
 
 
 def test_too_little_memory_fails(monkeypatch):
-    monkeypatch.setattr(loop, "available_memory", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * doctor.GIB)
     console = Console(file=io.StringIO(), width=200)
     assert doctor.main(console, lambda: 21 * doctor.GIB) == 1
     assert "smaller replay" in console.file.getvalue()
@@ -79,12 +79,12 @@ def test_gpu_preallocation_is_reported(monkeypatch):
 
 
 def test_free_memory_is_positive_where_it_can_be_read():
-    free = loop.available_memory()
+    free = memory.available_memory()
     assert free is None or free > 0
 
 
 def test_the_memory_of_a_configured_run(monkeypatch, capsys):
-    monkeypatch.setattr(loop, "available_memory", lambda: 4 * doctor.GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda: 4 * doctor.GIB)
     quick = lambda: [doctor.memory(seen[-1])]
     seen = []
     monkeypatch.setattr(doctor, "checks", lambda replay_bytes: seen.append(replay_bytes()) or quick())

@@ -27,15 +27,15 @@ import tomli_w
 
 import maxinforl
 from maxinforl import cli, files
-from maxinforl.agent import make_trainer
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.experiments.suite import read_suite
 from maxinforl.settings import Settings, resolve
 from maxinforl.training import checkpoint
+from maxinforl.training.compiled import make_trainer
 from maxinforl.training.directory import read_run
 from maxinforl.training.lock import holder
-from maxinforl.training.loop import Trainer
 from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, Rows
+from maxinforl.training.trainer import Trainer
 
 MEMORY = 24 * files.MiB  # what any reader may take for files of at most a few kilobytes
 Change = Callable[[random.Random, bytes], bytes]
@@ -434,7 +434,7 @@ def going(request, tmp_path) -> tuple[Trainer, Checkpoint]:
     while trainer.step < 6:
         trainer.advance()
     with CheckpointStore(tmp_path / "inside") as store:
-        checkpoint.save(trainer.members[0], store, wait=True)
+        checkpoint.save(trainer.seeds[0], store, wait=True)
         return make_trainer(strategy, [settings], settings.env, 40), store.load()
 
 

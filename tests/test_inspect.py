@@ -142,7 +142,7 @@ def test_a_directory_of_seeds_asks_for_one():
 def test_information_gain_is_the_models_score_of_native_actions():
     agent = maxinforl.make("maxinfo-sac", "Pendulum-v1", set=TINY)
     obs, action = np.ones((4, 3), np.float32), np.array([[-2.0], [0.0], [1.0], [2.0]], np.float32)
-    expected = jax.jit(agent.strategy.intrinsic.score)(agent._acting()[1].model, obs, action / 2)
+    expected = jax.jit(agent.strategy.intrinsic.score)(agent.acting_state()[1].model, obs, action / 2)
     np.testing.assert_allclose(agent.information_gain(obs, action), expected, rtol=1e-6)
     with pytest.raises(BadInput, match="no model that can score"):
         maxinforl.make("sac", "Pendulum-v1").information_gain(obs, action)

@@ -19,20 +19,24 @@ import numpy as np
 import pytest
 
 import maxinforl
-from maxinforl import cli, files
-from maxinforl.agent import make_trainer, read_spaces
+from maxinforl import cli, files, terminal
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.experiments import figures
 from maxinforl.replay import LAST, TRUNCATED, Replay
-from maxinforl.training import changes, checkpoint, command, loop, store
+from maxinforl.spaces import read_spaces
+from maxinforl.system import memory
+from maxinforl.system.signals import STOPS, signals
+from maxinforl.training import checkpoint, session, store
+from maxinforl.training.arrays import agent_shapes
+from maxinforl.training.compiled import make_trainer
 from maxinforl.training.directory import clear, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.log import TensorBoard
-from maxinforl.training.picture import curve_picture
-from maxinforl.training.resume import Saved, saved_runs, take_up
-from maxinforl.training.run import Drive
+from maxinforl.training.pictures import curve_picture
+from maxinforl.training.session import Saved, SeedRun, Session, read_saved, restore
 from maxinforl.training.store import CheckpointStore
+from maxinforl.training.trainer import replay_bytes, tree_bytes
 from test_run import FLAGS, Corridor, interrupted, make, metrics, same, saved_weights
 
 IDLE = ["--algo", "sac", *FLAGS, "--eval-episodes", "0", "--learning-starts", "1000"]  # compiles in no time
@@ -105,10 +109,10 @@ def make_trainer_like(out: Path):
 
 def taken_up(directories: list[Path]):
     """The saved runs' actions, and the trainer and sentences once they are taken up."""
-    saved = saved_runs(directories)
+    saved = read_saved(directories)
     before = [c.state["host/action"] for c in saved.checkpoints]
-    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
-    sentences = take_up(trainer, saved)
+    trainer = make_trainer(saved.strategy, saved.per_seed_settings, saved.settings.env, 60)
+    sentences = restore(trainer, saved)
     assert trainer.action is not None
     return before, trainer, sentences, trainer.action
 
@@ -281,15 +285,15 @@ def test_evaluations_come_as_often_as_learn_was_told(tmp_path):
 
 
 def test_learn_holds_its_directory_and_nobody_clears_it_meanwhile(tmp_path, monkeypatch, capsys):
-    out, until, met = tmp_path / "run", Drive.until, []
+    out, train, met = tmp_path / "run", Session.train, []
 
     def during(self, last):
         with pytest.raises(BadInput, match=f"in use by pid {os.getpid()}"):
             RunLock(out).__enter__()
         met.append(cli.main(["train", *IDLE, "--env", "Corridor-v0", "--out", str(out), "--overwrite"]))
-        return until(self, last)
+        return train(self, last)
 
-    monkeypatch.setattr(Drive, "until", during)
+    monkeypatch.setattr(Session, "train", during)
     make("sac", learning_starts=1000, eval_episodes=0).learn(20, out=out)
     assert met == [2] and "in use by" in capsys.readouterr().err
     assert CheckpointStore(out / "checkpoints").load().step == 20
@@ -377,20 +381,20 @@ def test_a_hang_while_a_run_is_taken_up_is_watched_too(tmp_path, monkeypatch):
 
     def hangs(trainer, saved):
         assert active and list(active[0]) == list(trainer.pools)
-        return take_up(trainer, saved)
+        return restore(trainer, saved)
 
-    monkeypatch.setattr(command, "Watchdog", Watch)
-    monkeypatch.setattr(command, "take_up", hangs)
+    monkeypatch.setattr(session, "Watchdog", Watch)
+    monkeypatch.setattr(session, "restore", hangs)
     assert cli.main(["resume", str(out)]) == 0
 
 
 def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch):
     broken_off(monkeypatch, ["--env", "Corridor-v0", "--seeds", "0-1"], tmp_path / "runs")
-    saved: Saved = saved_runs([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
+    saved: Saved = read_saved([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
     held = [weakref.ref(c.rows.lanes[0].columns["obs"].base) for c in saved.checkpoints if c.rows]
-    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
+    trainer = make_trainer(saved.strategy, saved.per_seed_settings, saved.settings.env, 60)
     fresh = weakref.ref(trainer.state.replay.obs)
-    take_up(trainer, saved)
+    restore(trainer, saved)
     gc.collect()
     assert len(held) == 2 and not any(ref() is not None for ref in held) and fresh() is None
     assert saved.step == 40 and saved.checkpoints == []
@@ -400,14 +404,14 @@ def test_memory_is_asked_for_once_and_before_any_is_taken(tmp_path, monkeypatch,
     """What the replay takes is no longer free: to count it again would refuse a run that fits."""
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
     settings, strategy, table = read_run(out)
-    needed = loop.replay_bytes(settings, settings.steps, *read_spaces(table["spaces"]))
-    needed += loop.tree_bytes(changes.outlined(strategy, table, settings))
+    needed = replay_bytes(settings, settings.steps, spaces := read_spaces(table["spaces"]))
+    needed += tree_bytes(agent_shapes(strategy, spaces.spec(settings)))
     loaded, load = [], CheckpointStore.load
     monkeypatch.setattr(CheckpointStore, "load", lambda self, *a, **k: (loaded.append(1), load(self, *a, **k))[1])
-    monkeypatch.setattr(loop, "available_memory", lambda: needed)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed)
     assert cli.main(["resume", str(out)]) == 2 and not loaded
     assert "the replay needs" in capsys.readouterr().err
-    monkeypatch.setattr(loop, "available_memory", lambda: needed if loaded else 2 * needed)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed if loaded else 2 * needed)
     assert cli.main(["resume", str(out)]) == 0 and loaded
 
 
@@ -537,7 +541,7 @@ def test_a_disk_that_is_full_when_pictures_are_written_is_one_sentence(tmp_path,
 
 STUCK = """
 import ctypes, sys, threading
-from maxinforl.training.loop import signals
+from maxinforl.system.signals import signals
 from maxinforl.training.store import CheckpointStore
 from maxinforl import files
 
@@ -574,7 +578,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, where):
 
 FORKING = """
 import os, signal, time
-from maxinforl.training.loop import signals
+from maxinforl.system.signals import signals
 
 def forked(ignore):
     if os.fork() == 0:
@@ -608,12 +612,13 @@ def test_children_neither_repeat_a_signal_nor_hold_up_the_end():
         process.stdout.close()
 
 
-@pytest.mark.parametrize("where", ["describe", "take_up", "prepare"])
+@pytest.mark.parametrize("where", ["describe", "restore", "restored_run"])
 def test_a_signal_while_a_run_is_made_ready_leaves_it_as_it_was(tmp_path, monkeypatch, capsys, where):
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
-    inner = getattr(command, where)
+    room = terminal if where == "describe" else session
+    inner = getattr(room, where)
     with monkeypatch.context() as patch:
-        patch.setattr(command, where, lambda *a: (os.kill(os.getpid(), signal.SIGTERM), inner(*a))[1])
+        patch.setattr(room, where, lambda *a: (os.kill(os.getpid(), signal.SIGTERM), inner(*a))[1])
         assert cli.main(["resume", str(out)]) == 75
     assert (
         "stopped at the checkpoint of step 40: continue with" in said(capsys)
@@ -629,11 +634,11 @@ def test_hours_change_without_being_asked_about(tmp_path, monkeypatch):
     assert read_run(out)[0].max_hours == 1
 
 
-@pytest.mark.parametrize("number", loop.STOPS)
+@pytest.mark.parametrize("number", STOPS)
 def test_a_signal_before_or_after_training_is_no_traceback(tmp_path, monkeypatch, capsys, number):
     before = signal.getsignal(signal.SIGTERM)
     interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background have it ignored
-    monkeypatch.setattr(command, "resume", lambda *a: (os.kill(os.getpid(), number), time.sleep(5)))
+    monkeypatch.setattr(terminal, "resume", lambda *a: (os.kill(os.getpid(), number), time.sleep(5)))
     assert cli.main(["resume", str(tmp_path)]) == 75 and capsys.readouterr().err.count("\n") == 1
     assert signal.getsignal(signal.SIGTERM) is before
     signal.signal(signal.SIGINT, interrupt)
@@ -641,15 +646,15 @@ def test_a_signal_before_or_after_training_is_no_traceback(tmp_path, monkeypatch
 
 def test_a_signal_while_a_run_is_closed_does_not_undo_it(tmp_path, monkeypatch):
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
-    inner = Drive.close
-    monkeypatch.setattr(Drive, "close", lambda self: (os.kill(os.getpid(), signal.SIGTERM), inner(self))[1])
+    inner = SeedRun.close
+    monkeypatch.setattr(SeedRun, "close", lambda self: (os.kill(os.getpid(), signal.SIGTERM), inner(self))[1])
     assert cli.main(["resume", str(out)]) == 0
     assert CheckpointStore(out / "checkpoints").steps()[-1] == 60
 
 
 def test_in_ones_own_process_a_second_signal_only_interrupts():
     before = signal.getsignal(signal.SIGTERM)
-    with loop.signals() as asked:
+    with signals() as asked:
         assert not asked()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked()
@@ -660,7 +665,7 @@ def test_in_ones_own_process_a_second_signal_only_interrupts():
 
 def test_one_signal_asks_and_leaves_no_thread_or_handle_behind():
     count = len(os.listdir("/proc/self/fd"))
-    with loop.signals(ends_process=True) as asked:
+    with signals(ends_process=True) as asked:
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked()
     assert len(os.listdir("/proc/self/fd")) == count and signal.set_wakeup_fd(-1) == -1
@@ -798,7 +803,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, 
         figures.save(figures.canvas()[0], out / "config.toml/figure.png")
 
 
-@pytest.mark.parametrize(("where", "code"), [("saved_runs", 3), ("holds_run", 2)])
+@pytest.mark.parametrize(("where", "code"), [("read_saved", 3), ("holds_run", 2)])
 def test_an_error_of_the_system_is_one_sentence(tmp_path, monkeypatch, capsys, where, code):
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
     capsys.readouterr()
@@ -806,7 +811,7 @@ def test_an_error_of_the_system_is_one_sentence(tmp_path, monkeypatch, capsys, w
     def fails(*_):
         raise OSError(errno.EMFILE, "Too many open files", str(out / "eval.csv"))
 
-    monkeypatch.setattr(command, where, fails)
+    monkeypatch.setattr(terminal, where, fails)
     assert cli.main(["resume", str(out)]) == code
     assert capsys.readouterr().err == f"maxinforl: {out / 'eval.csv'} cannot be used: too many open files\n"
 
@@ -840,13 +845,13 @@ def test_a_damaged_older_segment_costs_its_rows_and_not_the_run(tmp_path, monkey
     first = out / "seed-0" if flags else out
     segment = first / "checkpoints/replay/segment-000000020.safetensors"
     segment.write_bytes(segment.read_bytes()[:-1] + b"\xff")
-    saved = saved_runs(sorted(out.glob("seed-*")) or [out])
-    trainer = make_trainer(saved.strategy, saved.settings, saved.settings[0].env, 60)
+    saved = read_saved(sorted(out.glob("seed-*")) or [out])
+    trainer = make_trainer(saved.strategy, saved.per_seed_settings, saved.settings.env, 60)
     rows = saved.checkpoints[0].rows
     assert rows is not None
     lane = rows.lanes[0]
     number = np.arange(lane.first, lane.head)[lane.columns["end"][:-1] != LAST]
-    take_up(trainer, saved)
+    restore(trainer, saved)
     replay = trainer.state.replay
     starts, pushed = (np.array(part)[(0, 0) if flags else (0,)] for part in (replay.starts, replay.pushed))
     assert saved.step == 40 and lane.first > 10 and starts[:pushed].tolist() == number.tolist()
@@ -878,8 +883,8 @@ def test_a_damaged_evaluation_is_one_sentence(tmp_path, monkeypatch, capsys, lin
     assert cli.main(["resume", str(out)]) == 2
     assert "eval.csv has a damaged line 5: correct or remove that line" in capsys.readouterr().err
     path.write_text(whole)
-    damage, close = lambda: path.write_text(path.read_text().replace("\n30,", f"\n{line}\n30,")), Drive.close
-    monkeypatch.setattr(Drive, "close", lambda self: (close(self), damage()))
+    damage, close = lambda: path.write_text(path.read_text().replace("\n30,", f"\n{line}\n30,")), SeedRun.close
+    monkeypatch.setattr(SeedRun, "close", lambda self: (close(self), damage()))
     assert cli.main(["resume", str(out)]) == 0
     text = said(capsys)
     assert "left out a line that cannot be read (line 5:" in text and (out / "curve.png").exists()

@@ -27,10 +27,11 @@ from maxinforl.envs import make as make_env
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.intrinsic import Ensemble
 from maxinforl.settings import Settings, resolve
+from maxinforl.training.arrays import agent_arrays
 from maxinforl.training.compiled import CompiledTrainer
 from maxinforl.training.directory import read_run
-from maxinforl.training.loop import Trainer, agent_arrays
 from maxinforl.training.store import CheckpointStore
+from maxinforl.training.trainer import Trainer
 
 SMALL = {"base.hidden": (16, 16), "intrinsic.hidden": (16, 16)}
 FLAGS = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2"]
@@ -225,7 +226,7 @@ def test_a_compiled_run_traces_once_and_dispatches_chunks():
 def test_seeds_are_dealt_out_to_devices(tmp_path):
     """Two virtual devices share four seeds, and each seed learns what it learns on one."""
     code = (
-        "import sys, jax; from maxinforl.cli import main; from maxinforl.training.loop import Trainer; "
+        "import sys, jax; from maxinforl.cli import main; from maxinforl.training.trainer import Trainer; "
         "before = Trainer.advance; "
         "Trainer.advance = lambda s, *a: [before(s, *a), print(len(s.state.seed.sharding.device_set))][0]; "
         "sys.exit(main(sys.argv[1:]))"

@@ -8,12 +8,11 @@ import pytest
 import tomli_w
 
 from maxinforl import cli
-from maxinforl.agent import plain_settings
 from maxinforl.config import to_plain
 from maxinforl.errors import BadInput
 from maxinforl.experiments import suite as su
 from maxinforl.experiments.suite import Suite, as_flags, fingerprint, parse_suite, plan, read_suite
-from maxinforl.settings import Settings, resolve
+from maxinforl.settings import Settings, resolve, settings_table
 
 BASE = {"algorithms": ["sac", "maxinfo-sac"], "environments": ["Pendulum-v1", "dmc/walker-run"], "seeds": 3}
 RESULTS = Path(__file__).parent.parent / "results"
@@ -29,7 +28,7 @@ def write_run(folder: Path, settings: Settings, upto: int | None = None) -> Path
     folder.mkdir(parents=True)
     table = {"format": 1, "algo": "sac", "env": settings.env, "seed": settings.seed, "steps": settings.steps}
     spaces = {"observation_shape": [3], "observation_dtype": "float32", "action_low": [-2.0], "action_high": [2.0]}
-    table |= {"spaces": spaces, "settings": plain_settings(settings), "agent": to_plain(agent)}
+    table |= {"spaces": spaces, "settings": settings_table(settings), "agent": to_plain(agent)}
     (folder / "config.toml").write_text(tomli_w.dumps(table))
     last = settings.steps if upto is None else upto
     (folder / "eval.csv").write_text(f"step,env_step,seed,mean_return\n0,0,0,1.0\n{last},{last},0,2.0\n")

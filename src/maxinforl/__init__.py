@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 from maxinforl import compiling  # noqa: F401  (before anything wakes JAX)
 
 if TYPE_CHECKING:
-    from maxinforl.agent import Agent, load, make
+    from maxinforl.agent import Agent, load, make, resume
     from maxinforl.algorithms import CATALOGUE
     from maxinforl.core.multiplier import Fixed, Tuned
     from maxinforl.errors import BadInput, RunFailed
     from maxinforl.explore.maxinfo import Tied
-    from maxinforl.training.resume import resume
 
 __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make", "resume"]
 
 HOMES = {
-    "agent": ("Agent", "load", "make"),
+    "agent": ("Agent", "load", "make", "resume"),
     "algorithms": ("CATALOGUE",),
     "core.multiplier": ("Fixed", "Tuned"),
     "errors": ("BadInput", "RunFailed"),
     "explore.maxinfo": ("Tied",),
-    "training.resume": ("resume",),
 }
 
 

@@ -18,7 +18,6 @@ from maxinforl.errors import BadInput, RunFailed, one_line, unknown
 from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
-PAIRS = ("env_arg", "set")
 TRAINING = ("train", "resume")
 
 
@@ -69,7 +68,7 @@ def typed(name: str, kind: Callable[[str], Any], described: str) -> Callable[[st
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for every field of Settings."""
-    from maxinforl.settings import Settings, flag
+    from maxinforl.settings import PAIRS, Settings, flag
 
     for f in fields(Settings):
         text = f.metadata["help"].replace("%", "%%")
@@ -292,7 +291,7 @@ def prepare_jax() -> None:
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given as flags."""
-    from maxinforl.settings import Settings
+    from maxinforl.settings import PAIRS, Settings
 
     given = {f.name: getattr(args, f.name) for f in fields(Settings)}
     return {k: tuple(v) if k in PAIRS else v for k, v in given.items() if v is not None and v is not False}
@@ -300,8 +299,8 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def settings_from(args: argparse.Namespace) -> Any:
     from maxinforl import files
-    from maxinforl.agent import read_settings
     from maxinforl.envs import check_name
+    from maxinforl.settings import read_settings
 
     table = {}
     if args.config is not None:
@@ -325,8 +324,8 @@ def settings_from(args: argparse.Namespace) -> Any:
 
 def train(args: argparse.Namespace) -> int:
     prepare_jax()
+    from maxinforl import terminal
     from maxinforl.experiments.suite import check_same
-    from maxinforl.training import command
     from maxinforl.training.directory import check_free, holds_run, next_directory
 
     settings = settings_from(args)
@@ -335,25 +334,25 @@ def train(args: argparse.Namespace) -> int:
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
         check_same(runs)
-        return command.resume(out, {"env": settings.env}, override=False)
+        return terminal.resume(out, {"env": settings.env}, override=False)
     check_free(out, args.overwrite)
-    return command.train(runs, out, overwrite=args.overwrite)
+    return terminal.train(runs, out, overwrite=args.overwrite)
 
 
 def resume(args: argparse.Namespace) -> int:
     prepare_jax()
-    from maxinforl.training import command
+    from maxinforl import terminal
 
-    return command.resume(Path(args.directory), given_settings(args), args.override)
+    return terminal.resume(Path(args.directory), given_settings(args), args.override)
 
 
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax()
+    from maxinforl import terminal
     from maxinforl.settings import check_count
-    from maxinforl.training import command
 
     check_count("--episodes", args.episodes, 1)
-    return command.evaluate(Path(args.directory), args.episodes, args.env)
+    return terminal.evaluate(Path(args.directory), args.episodes, args.env)
 
 
 def listing(args: argparse.Namespace) -> int:
@@ -400,7 +399,7 @@ def doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from maxinforl import doctor
-    from maxinforl.training.command import replay_of
+    from maxinforl.terminal import replay_of
 
     given = given_settings(args)
     return doctor.main(Console(), lambda: replay_of(given) if given else 0)
@@ -436,7 +435,7 @@ def reproduce(args: argparse.Namespace) -> int:
 def export(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import deploy
-    from maxinforl.training.command import loaded
+    from maxinforl.terminal import loaded
 
     out = args.out or f"{Path(args.directory)}-{args.to}"
     took = deploy.export(loaded(Path(args.directory), args.env), args.to, out)

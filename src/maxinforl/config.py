@@ -54,7 +54,7 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any
     if not isinstance(kind, str) or kind not in known:
         raise unknown(f"kind in [{path}]", str(kind), known, "Classes of your own are passed to load(custom=[...]).")
     cls = known[kind]
-    hints, names = _hints(cls), {f.name for f in fields(cls)}
+    hints, names = type_hints(cls), {f.name for f in fields(cls)}
     for name in table:
         if name != "kind" and name not in names:
             raise unknown(f"setting in [{path}]", name, names)
@@ -71,7 +71,7 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def type_hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -127,6 +127,6 @@ def override(tree: Any, path: str, value: Any, full: str | None = None) -> Any:
         if not is_dataclass(child):
             raise BadInput(f"'{full}' reaches into '{name}', which is a single value")
         return replace(tree, **{name: override(child, rest, value, full)})
-    hint = _hints(type(tree))[name]
+    hint = type_hints(type(tree))[name]
     fresh = from_plain(value, hint, full) if isinstance(value, dict) else value
     return replace(tree, **{name: fresh if is_dataclass(fresh) or callable(fresh) else coerce(fresh, hint, full)})

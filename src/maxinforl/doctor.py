@@ -98,9 +98,9 @@ def preallocation() -> Check:
 
 
 def memory(replay_bytes: int) -> Check:
-    from maxinforl.training.loop import available_memory
+    from maxinforl.system import memory as system
 
-    free = available_memory()
+    free = system.available_memory()
     if free is None:
         return Check("memory", True, "cannot be read on this system")
     need = replay_bytes + GIB // 2

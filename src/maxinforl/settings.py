@@ -13,53 +13,102 @@ from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
 
 
-def option(default: Any, text: str, **extra: Any) -> Any:
-    return field(default=default, metadata={"help": text} | extra)
+def option(default: Any, text: str, **known: Any) -> Any:
+    """A setting with its help text and all else that is known about it, so that a new one touches this file alone.
+
+    Args:
+        default: the value where none is given; None where presets decide.
+        text: what `--help` and the reference say.
+        known: `least`, `most` and `positive` bound a number, `choices` a name. On resume `fixed` may not change, `free`
+            changes without `--override`, and a change of `learning` is reported because it changes what is learned.
+            `silent` does not change the numbers of a run, `implied` shows in other settings or in the agent, `logged`
+            changes what is measured but not what is learned, `unlike` is named by reports where runs differ in it.
+            `env` and `pool` are arguments of the environment and of its pool. `extra` is the module that must be
+            installed, `directory` that there must be a run directory.
+    """
+    return field(default=default, metadata={"help": text} | known)
 
 
 @dataclass(frozen=True)
 class Settings:
     """Every setting of a training run; None means that the preset decides."""
 
-    algo: str | None = option(None, "algorithm, a name from `maxinforl list` (default: maxinfo-sac)")
-    base: str | None = option(None, "compose freely: the base learner")
-    explore: str | None = option(None, "compose freely: none, maxinfo, sum, eipo, eps or then")
-    intrinsic: str | None = option(None, "compose freely: info-gain, disagreement, curiosity or rnd")
-    env: str = option("MountainCarContinuous-v0", "environment: a Gymnasium id or a name from `maxinforl list --envs`")
-    env_arg: tuple[tuple[str, Any], ...] = option((), "argument of the environment, K=V; may be repeated")
+    algo: str | None = option(None, "algorithm, a name from `maxinforl list` (default: maxinfo-sac)", fixed=True)
+    base: str | None = option(None, "compose freely: the base learner", fixed=True, implied=True)
+    explore: str | None = option(
+        None, "compose freely: none, maxinfo, sum, eipo, eps or then", fixed=True, implied=True
+    )
+    intrinsic: str | None = option(
+        None, "compose freely: info-gain, disagreement, curiosity or rnd", fixed=True, implied=True
+    )
+    env: str = option(
+        "MountainCarContinuous-v0", "environment: a Gymnasium id or a name from `maxinforl list --envs`", fixed=True
+    )
+    env_arg: tuple[tuple[str, Any], ...] = option((), "argument of the environment, K=V; may be repeated", fixed=True)
     steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
-    seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1)
-    num_envs: int = option(1, "environments stepped side by side", least=1)
-    update_ratio: float | None = option(None, "critic updates per transition (default: base.utd; 20 in REDQ and DroQ)")
-    learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
-    batch_size: int = option(256, "transitions per update", least=1)
-    capacity: int | None = option(None, "most transitions the replay keeps (default: 1 000 000)", least=2)
-    uncertainty: str | None = option(None, "ensemble: paper (as wide as the actor) or light (an eighth of that)")
-    set: tuple[tuple[str, Any], ...] = option((), "any setting of the agent, such as base.lr=1e-4; may be repeated")
-    preset: str | None = option(None, "hyperparameters: a name from `maxinforl list --preset`, or none")
-    image_size: int = option(84, "side of rendered images", least=1, most=2048)
-    frame_stack: int = option(3, "frames per image observation", least=1, most=64)
-    action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step")
-    action_repeat: int | None = option(None, "base steps per action (default: 2 on DMC, else 1)", least=1)
+    seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1, fixed=True, pool=True)
+    num_envs: int = option(1, "environments stepped side by side", least=1, fixed=True, pool=True, unlike=True)
+    update_ratio: float | None = option(
+        None, "critic updates per transition (default: the base's; 20 in REDQ and DroQ)", learning=True, unlike=True
+    )
+    learning_starts: int | None = option(
+        None, "uniformly random transitions before learning", least=0, learning=True, unlike=True
+    )
+    batch_size: int = option(256, "transitions per update", least=1, learning=True, unlike=True)
+    capacity: int | None = option(
+        None, "most transitions the replay keeps (default: 1 000 000)", least=2, fixed=True, implied=True
+    )
+    uncertainty: str | None = option(
+        None, "ensemble: paper (as wide as the actor) or light (an eighth of that)", fixed=True, implied=True
+    )
+    set: tuple[tuple[str, Any], ...] = option(
+        (), "any setting of the agent, such as base.lr=1e-4; may be repeated", implied=True
+    )
+    preset: str | None = option(
+        None, "hyperparameters: a name from `maxinforl list --preset`, or none", fixed=True, implied=True
+    )
+    image_size: int = option(84, "side of rendered images", least=1, most=2048, fixed=True, env=True)
+    frame_stack: int = option(3, "frames per image observation", least=1, most=64, fixed=True)
+    action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step", fixed=True, env=True)
+    action_repeat: int | None = option(
+        None, "base steps per action (default: 2 on DMC, else 1)", least=1, fixed=True, env=True
+    )
     loop: str = option(
         "auto",
         "compiled (environment and learning in one program; jax/ and brax/ only), host, or auto",
         choices=("auto", "compiled", "host"),
+        fixed=True,
     )
-    eval_every: int = option(1000, "transitions between evaluations", least=1)
-    eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0)
-    log_every: int = option(500, "transitions between log lines", least=1)
-    save_every: int = option(5000, "transitions between checkpoints", least=1)
-    keep: int = option(3, "checkpoints to keep", least=1)
-    max_hours: float | None = option(None, "stop cleanly, to be resumed, after this many hours")
-    on_nan: str = option("stop", "what a non-finite loss does: stop, or skip the update", choices=("stop", "skip"))
-    max_faults: int = option(10, "environment faults survived in a run; 0: the first one ends it", least=0)
-    workers: bool = option(False, "each environment in a process of its own, restarted when it dies or hangs")
-    env_timeout: float = option(60.0, "seconds after which an environment that does not answer counts as hung")
-    video: bool = option(False, "write a video of one episode at the last evaluation")
-    record_states: bool = option(False, "keep the visited states in states.npz")
-    tensorboard: bool = option(False, "log to TensorBoard too")
-    wandb: bool = option(False, "log to Weights & Biases too")
+    eval_every: int = option(1000, "transitions between evaluations", least=1, logged=True, unlike=True)
+    eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0, logged=True, unlike=True)
+    stop_at: float | None = option(None, "end the run at an evaluation whose mean return is at least this")
+    log_every: int = option(500, "transitions between log lines", least=1, silent=True)
+    save_every: int = option(5000, "transitions between checkpoints", least=1, silent=True)
+    keep: int = option(3, "checkpoints to keep", least=1, silent=True)
+    max_hours: float | None = option(
+        None, "stop cleanly, to be resumed, after this many hours", positive=True, silent=True, free=True
+    )
+    on_nan: str = option(
+        "stop", "what a non-finite loss does: stop, or skip the update", choices=("stop", "skip"), learning=True
+    )
+    max_faults: int = option(
+        10, "environment faults survived in a run; 0: the first one ends it", least=0, silent=True, pool=True
+    )
+    workers: bool = option(
+        False, "each environment in a process of its own, restarted when it dies or hangs", silent=True, pool=True
+    )
+    env_timeout: float = option(
+        60.0,
+        "seconds after which an environment that does not answer counts as hung",
+        positive=True, silent=True, pool=True,
+    )  # fmt: skip
+    video: bool = option(
+        False, "write a video of one episode at the last evaluation",
+        silent=True, extra="imageio_ffmpeg", directory=True,
+    )  # fmt: skip
+    record_states: bool = option(False, "keep the visited states in states.npz", silent=True, directory=True)
+    tensorboard: bool = option(False, "log to TensorBoard too", silent=True, extra="tensorboardX", directory=True)
+    wandb: bool = option(False, "log to Weights & Biases too", silent=True, extra="wandb", directory=True)
 
     def __post_init__(self):
         for f in fields(self):
@@ -68,22 +117,27 @@ class Settings:
                 check_count(flag(f.name), value, least, f.metadata.get("most"))
             if "choices" in f.metadata and value not in f.metadata["choices"]:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
+            if f.metadata.get("positive") and value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"{flag(f.name)} must be a finite number of more than 0, not {value}")
         if not 0 <= self.action_cost < float("inf"):
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
-        for name in ("max_hours", "env_timeout"):
-            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
-                raise BadInput(f"{flag(name)} must be a finite number of more than 0, not {value}")
+        if self.stop_at is not None and not abs(self.stop_at) < float("inf"):
+            raise BadInput(f"{flag('stop_at')} must be a finite return, not {self.stop_at}")
+        if self.eval_episodes == 0 and (self.stop_at is not None or self.video):
+            what = "--stop-at looks at" if self.stop_at is not None else "--video films"
+            raise BadInput(f"{what} evaluations: give --eval-episodes of at least 1")
         if self.algo is not None and (self.base or self.explore or self.intrinsic):
             raise BadInput(
                 "--algo names a whole algorithm: give either --algo, or --base with --explore and --intrinsic"
             )
 
 
-FIXED = (
-    *("algo", "base", "explore", "intrinsic", "env", "env_arg", "seed", "num_envs", "capacity", "uncertainty"),
-    *("loop", "preset", "image_size", "frame_stack", "action_cost", "action_repeat"),
-)  # what the agent's arrays, the replay's rows or the task itself are made of
-FREE = ("max_hours",)  # no part of the experiment: changes without being asked about
+def known_as(*kinds: str) -> tuple[str, ...]:
+    """Names of the settings of which one of these is known, such as `fixed`."""
+    return tuple(f.name for f in fields(Settings) if any(f.metadata.get(kind) for kind in kinds))
+
+
+PAIRS = ("env_arg", "set")  # tables of names and values
 
 
 def flag(name: str) -> str:
@@ -215,6 +269,50 @@ def check_updates(settings: Settings) -> int:
             f"try --update-ratio {whole / settings.num_envs:.7g}"
         )
     return whole
+
+
+def env_options(settings: Settings) -> dict[str, Any]:
+    """Arguments of `envs.make`."""
+    own = {name: getattr(settings, name) for name in known_as("env")}
+    return own | {"action_repeat": settings.action_repeat or 1, "env_args": settings.env_arg}
+
+
+def pool_options(settings: Settings) -> dict[str, Any]:
+    """Arguments of `envs.make_pool`."""
+    return env_options(settings) | {name: getattr(settings, name) for name in known_as("pool")}
+
+
+# ------------------------------------------------------------ to and from files
+
+
+def settings_table(settings: Settings) -> dict[str, Any]:
+    """Settings as a table of a file."""
+    table = config.to_plain(settings)
+    table.pop("kind")
+    return table | {name: [list(pair) for pair in getattr(settings, name)] for name in PAIRS}
+
+
+def read_settings(table: Any) -> Settings:
+    """Settings from a table of a file, with unknown names and wrong types refused."""
+    if not isinstance(table, dict):
+        raise BadInput("the settings are not a table")
+    known = {f.name for f in fields(Settings)}
+    for name in table:
+        if name not in known:
+            raise unknown("setting", str(name), known)
+    hints = config.type_hints(Settings)
+    values = {k: config.coerce(v, hints[k], k) for k, v in table.items() if k not in PAIRS}
+    values |= {k: read_pairs(k, table[k]) for k in PAIRS if k in table}
+    return Settings(**values)
+
+
+def read_pairs(name: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    """A setting of names and values, from a table or a list of pairs."""
+    items = list(value.items()) if isinstance(value, dict) else value
+    pair = lambda p: isinstance(p, (list, tuple)) and len(p) == 2 and isinstance(p[0], str)
+    if not isinstance(items, list) or not all(map(pair, items)):
+        raise BadInput(f"{name} must be a table of names and values")
+    return tuple((p[0], tuple(p[1]) if isinstance(p[1], list) else p[1]) for p in items)
 
 
 def title(settings: Settings) -> str:

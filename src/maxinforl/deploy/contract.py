@@ -8,11 +8,11 @@ import numpy as np
 
 import maxinforl
 from maxinforl import envs
-from maxinforl.agent import Agent, env_options
+from maxinforl.agent import Agent
 from maxinforl.deploy.frozen import strides_of
 from maxinforl.deploy.runner import FORMAT, checksum
 from maxinforl.errors import BadInput
-from maxinforl.settings import title
+from maxinforl.settings import env_options, title
 
 
 def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
         "maxinforl": maxinforl.__version__,
         "algorithm": title(settings),
         "environment": settings.env,
-        "agent_steps": int(agent._acting()[2].step),
+        "agent_steps": int(agent.acting_state()[2].step),
         "observation": {
             "shape": list(agent.spec.obs),
             "dtype": str(agent.observation_space.dtype),
@@ -53,7 +53,7 @@ def surroundings(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
     if not isinstance(agent.env, str):
         return whole, None
     try:
-        env = envs.make(agent._environment(), **env_options(agent.settings))  # type: ignore[arg-type]
+        env = envs.make(agent.environment(), **env_options(agent.settings))  # type: ignore[arg-type]
     except BadInput:  # an extra that this machine lacks, or a module that only a file asks for: the policy is complete
         return whole, None
     try:

@@ -28,7 +28,7 @@ def weights_of(agent: Agent) -> Arrays:
 
     Whatever the policy, the deterministic action is tanh of that network: nothing else has to travel.
     """
-    base, params = agent.strategy.base, learner_of(agent._acting()[1]).params
+    base, params = agent.strategy.base, learner_of(agent.acting_state()[1]).params
     if not isinstance(base.policy, (SquashedGaussian, NoisyDeterministic)):
         raise BadInput(f"a policy of kind {type(base.policy).__name__} cannot be exported: only tanh policies can")
     if not isinstance(base.encoder, (States, Pixels)):

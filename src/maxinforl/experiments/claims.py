@@ -73,7 +73,7 @@ def parse_claims(
 
 
 def _parse(table: Mapping[str, Any], labels: list[str], environments: list[str]) -> Claim:
-    hints = config._hints(Claim)
+    hints = config.type_hints(Claim)
     for name in table:
         if name not in hints:
             raise unknown("key in [[claims]]", name, hints)

@@ -18,7 +18,7 @@ from maxinforl.experiments.speed import products
 from maxinforl.experiments.suite import SuiteRun
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
-from maxinforl.training.loop import rows_for
+from maxinforl.training.trainer import rows_for
 
 # Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
 # the paper's ensemble and 8.7 for 0.66 with the light one. Others are taken to need as long per operation as SAC.

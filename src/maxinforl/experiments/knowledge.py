@@ -101,5 +101,5 @@ def ask(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Knowled
             "error": jnp.sqrt(jnp.square(mean.mean(0) - truth).mean(-1)),
         }
 
-    found = numbers(agent._acting()[1], replay)
+    found = numbers(agent.acting_state()[1], replay)
     return Knowledge(step, **{name: np.array(value, np.float64) for name, value in found.items()})

@@ -23,12 +23,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from maxinforl import files
-from maxinforl.agent import make_trainer
 from maxinforl.core.types import clock
 from maxinforl.core.update import Program, update
 from maxinforl.errors import RunFailed
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings, resolve, title
+from maxinforl.training.compiled import make_trainer
 
 PRODUCTS = ("dot_general", "conv_general_dilated")
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from maxinforl import config, files
-from maxinforl.agent import read_pairs, read_settings
 from maxinforl.envs.names import BRAX, DMC, JAX, PIXELS, catalogue
 from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments.rundir import run_folders
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, flag, resolve
+from maxinforl.settings import Settings, flag, read_pairs, read_settings, resolve
 from maxinforl.training.directory import FORMAT, read_run
 from maxinforl.training.store import CheckpointStore
 

@@ -1,4 +1,4 @@
-"""A trainer to arrays and back, so that a resumed run is the run."""
+"""A trainer to arrays and back, so that a resumed run is bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -14,34 +14,47 @@ from maxinforl import config, files
 from maxinforl.core.update import TrainState
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.replay import LAST, Replay
-from maxinforl.settings import FIXED, Settings, flag
-from maxinforl.training import guard
-from maxinforl.training.fit import COLUMNS, check_saved
-from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, rows_for, spread
-from maxinforl.training.store import Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
+from maxinforl.replay import LAST, Replay, row_bytes
+from maxinforl.settings import Settings, flag, known_as
+from maxinforl.system import memory
+from maxinforl.training import nonfinite
+from maxinforl.training.arrays import agent_arrays, agent_from
+from maxinforl.training.store import COLUMN, Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
+from maxinforl.training.trainer import SeedView, Trainer, rows_for, shard_seeds
 
-LEARNING = ("update_ratio", "learning_starts", "batch_size", "on_nan")  # may change, and changes what is learned
 LOGS = "logs/"
+Kinds = Mapping[str, tuple[tuple[int | None, ...], Any]]  # by name the shape, with None for any length, and the type
+
+COLUMNS = ("obs", "action", "reward", "end", "age")
+LATER = {"host/faults", "window/skipped"}  # not saved from the beginning
+WINDOW: Kinds = {
+    "window/total": ((None,), np.float64),
+    "window/returns": ((None,), np.float64),
+    "window/lengths": ((None,), np.float64),
+    "window/numbers": ((2,), np.int64),
+    "window/skipped": ((), np.float64),
+}
 
 
-def save(member: Member, store: CheckpointStore, wait: bool = False, logs: Mapping[str, np.ndarray] = {}) -> None:
+def save(seed: SeedView, store: CheckpointStore, wait: bool = False, logs: Mapping[str, np.ndarray] = {}) -> None:
     """Begins to write a checkpoint of a seed as it is now, from copies; `logs` tell what its log files hold."""
-    trainer, state = member.trainer, arrays(member) | {LOGS + name: summary for name, summary in logs.items()}
-    guard.check_weights(trainer.program, trainer.state, state, member.index)
-    store.save_async(member.step, state, new_rows(member, store.saved_upto(trainer.num_envs)), made_of(member))
+    trainer, state = seed.trainer, arrays(seed) | {LOGS + name: summary for name, summary in logs.items()}
+    nonfinite.check_weights(trainer.program, trainer.state, state, seed.index)
+    store.save_async(seed.step, state, new_rows(seed, store.saved_upto(trainer.num_envs)), made_of(seed))
     if wait:
         store.wait()
 
 
-def made_of(member: Member) -> dict[str, Any]:
+def made_of(seed: SeedView) -> dict[str, Any]:
     """What the meaning of a checkpoint's arrays depends on, by path."""
-    return plain_parts(member.settings, member.trainer.strategy)
+    return plain_parts(seed.settings, seed.trainer.strategy)
 
 
 def plain_parts(settings: Settings, strategy: Strategy) -> dict[str, Any]:
     own = config.to_plain(settings)
-    return {flag(name): own.get(name) for name in (*FIXED, *LEARNING)} | dict(_leaves(config.to_plain(strategy)))
+    return {flag(name): own.get(name) for name in known_as("fixed", "learning")} | dict(
+        _leaves(config.to_plain(strategy))
+    )
 
 
 def _leaves(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -58,23 +71,23 @@ def changed_since(saved: Checkpoint, settings: Settings, strategy: Strategy) -> 
     differ = [name for name in sorted(saved.meta) if now.get(name) != saved.meta[name]]  # a later version has more
     listed = [f"{name} {shown(saved.meta[name])} and not {shown(now.get(name))}" for name in differ]
     text = f"the checkpoint at step {saved.step} was made with {files.shown(', '.join(listed))}"
-    if any(flag(name) in differ for name in FIXED):
+    if any(flag(name) in differ for name in known_as("fixed")):
         raise BadInput(f"{text}: restore its config.toml from a copy")
     return [f"{text}, which holds from here on"] if differ else []
 
 
-def arrays(member: Member) -> dict[str, np.ndarray]:
+def arrays(seed: SeedView) -> dict[str, np.ndarray]:
     return (
-        {f"agent/{k}": v for k, v in agent_arrays(member.agent).items()}
-        | {f"clock/{k}": np.array(v) for k, v in member.trainer.state.clock._asdict().items()}
-        | {f"host/{k}": np.array(v) for k, v in member.trainer.place(member).items()}
-        | {f"window/{k}": v.copy() for k, v in member.window.arrays().items()}
+        {f"agent/{k}": v for k, v in agent_arrays(seed.agent).items()}
+        | {f"clock/{k}": np.array(v) for k, v in seed.trainer.state.clock._asdict().items()}
+        | {f"host/{k}": np.array(v) for k, v in seed.trainer.env_state(seed).items()}
+        | {f"window/{k}": v.copy() for k, v in seed.window.arrays().items()}
     )
 
 
-def new_rows(member: Member, saved: list[int]) -> Rows:
+def new_rows(seed: SeedView, saved: list[int]) -> Rows:
     """The rows of every lane from the last one saved, whose end a fault may have changed, up to the head."""
-    replay, at = member.trainer.state.replay, member.at
+    replay, at = seed.trainer.state.replay, seed.at
     heads, rows = np.array(replay.head[at]), replay.age.shape[-1]
     columns = {name: getattr(replay, name) for name in COLUMNS}
     lanes = []
@@ -133,7 +146,7 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     """
     for c in checkpoints:
         check_saved(trainer, c)
-    like = jax.eval_shape(lambda: trainer.members[0].agent)
+    like = jax.eval_shape(lambda: trainer.seeds[0].agent)
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
     blank = jax.eval_shape(first, trainer.state.replay)
@@ -149,11 +162,11 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
         trainer.state.clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
         trainer.state.seed,
     )
-    trainer.state = state if trainer.alone else spread(state)
-    for member, checkpoint in zip(trainer.members, checkpoints):
-        member.window.restore(part(checkpoint, "window/"))
+    trainer.state = state if trainer.alone else shard_seeds(state)
+    for seed, checkpoint in zip(trainer.seeds, checkpoints):
+        seed.window.restore(part(checkpoint, "window/"))
     trainer.step = checkpoints[0].step
-    return trainer.put([part(c, "host/") for c in checkpoints])
+    return trainer.restore_env_state([part(c, "host/") for c in checkpoints])
 
 
 def rebuilt(blank: Replay, rows: Rows) -> Replay:
@@ -187,3 +200,49 @@ def rebuilt(blank: Replay, rows: Rows) -> Replay:
         popped=jnp.zeros(lanes, jnp.int32),
         stack=blank.stack,
     )
+
+
+# ------------------------------------------------------------ whether saved arrays fit a trainer
+
+
+def check_saved(trainer: Trainer, saved: Checkpoint) -> None:
+    """Refuses a checkpoint, whole as it may be, whose arrays a fresh trainer cannot take."""
+    where, clock = f"the checkpoint at step {saved.step}", trainer.state.clock._asdict()
+    kinds: dict[str, Any] = {f"clock/{name}": (value.shape, value.dtype) for name, value in clock.items()}
+    kinds |= {f"host/{name}": kind for name, kind in trainer.env_state_kinds().items()} | dict(WINDOW)
+    _compare(where, {k: v for k, v in saved.state.items() if k.startswith(("clock/", "host/", "window/"))}, kinds)
+    for name, array in saved.state.items():
+        if name in ("host/episodes", "host/lanes/episode") and array.min() < 0:
+            raise BadInput(f"{where} is damaged: '{name}' is negative, restore it from a copy")
+    if saved.rows is None or len(saved.rows.lanes) != trainer.num_envs:
+        raise BadInput(f"{where} is damaged: it lacks the replay of {trainer.num_envs} environments, restore it")
+    _check_size(where, trainer, saved.rows)
+    axes = 2 if trainer.alone else 3
+    columns = {name: getattr(trainer.state.replay, name) for name in COLUMNS}
+    kinds = {COLUMN + name: ((None, *like.shape[axes:]), like.dtype) for name, like in columns.items()}
+    for lane in saved.rows.lanes:
+        _compare(where, {COLUMN + name: column for name, column in lane.columns.items()}, kinds)
+
+
+def _compare(where: str, found: Mapping[str, np.ndarray], kinds: Kinds) -> None:
+    """Names the first array that is missing, too many, or of another shape or type."""
+    if absent := kinds.keys() - found.keys() - LATER:
+        raise BadInput(f"{where} is damaged: it lacks '{min(absent)}', restore it from a copy")
+    if extra := found.keys() - kinds.keys():
+        raise BadInput(f"{where} is damaged: {files.shown(repr(min(extra)))} is not part of it, restore it from a copy")
+    for name, array in found.items():
+        shape, dtype = kinds[name]
+        same = len(shape) == array.ndim and all(n in (None, m) for n, m in zip(shape, array.shape))
+        if not same or array.dtype != dtype:
+            wanted = f"{np.dtype(dtype)}[{', '.join('any' if n is None else str(n) for n in shape)}]"
+            given = f"{array.dtype}{list(array.shape)}"
+            raise BadInput(f"{where} is damaged: it has '{name}' as {given} where {wanted} is needed, restore it")
+
+
+def _check_size(where: str, trainer: Trainer, rows: Rows) -> None:
+    """Refuses a ring beyond its counters, or one that was not asked for and does not fit in memory."""
+    obs, action = trainer.spaces
+    needed = len(rows.lanes) * rows.capacity * row_bytes(obs.shape, obs.dtype.itemsize, action.shape[0])
+    free = memory.available_memory() if rows.capacity > rows_for(trainer.total, trainer.settings) else None
+    if (free is not None and needed > free) or max(rows.capacity, *(lane.head for lane in rows.lanes)) >= 2**31 - 2:
+        raise BadInput(f"{where} has a replay of {rows.capacity} rows an environment, which does not fit in memory")

@@ -11,22 +11,47 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium.spaces import Box
 from jax import Array
 
 from maxinforl.core.update import PER_SEED, TrainState
-from maxinforl.envs import episode_seed
+from maxinforl.envs import episode_seed, make_pool
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
+from maxinforl.explore import Strategy
 from maxinforl.replay import Transition
-from maxinforl.training import guard
-from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, named
+from maxinforl.settings import Settings, pool_options
+from maxinforl.spaces import Spaces
+from maxinforl.training import nonfinite
+from maxinforl.training.arrays import agent_arrays, agent_from, named
+from maxinforl.training.trainer import SeedView, Trainer
 
 CHUNK = 100  # most steps per dispatch: a signal waits for the end of one
 
 
-def is_pure(env: str) -> bool:
-    return env.startswith(("jax/", "brax/"))
+def runs_compiled(settings: Settings, env: Any) -> bool:
+    """Whether environment and learning run as one program."""
+    pure = isinstance(env, str) and env.startswith(("jax/", "brax/"))
+    if settings.loop == "compiled" and not pure:
+        raise BadInput(f"--loop compiled needs a jax/ or brax/ environment, and {settings.env} is not one")
+    return pure and settings.loop != "host"
+
+
+def make_trainer(
+    strategy: Strategy, per_seed_settings: Sequence[Settings], env: Any, total: int, restored: bool = False
+) -> Trainer:
+    """A trainer of one seed or several: the compiled loop where the environment is a pure JAX task, else the host's.
+
+    Args:
+        strategy: the agent.
+        per_seed_settings: resolved settings that differ in the seed alone.
+        env: a name, an environment or a function that makes one.
+        total: transitions to have room for, and that schedules are planned for.
+        restored: whether the replay will come from a checkpoint.
+    """
+    if runs_compiled(per_seed_settings[0], env):
+        return CompiledTrainer(strategy, per_seed_settings, (), total, restored)
+    pools = [make_pool(env, **pool_options(settings)) for settings in per_seed_settings]
+    return Trainer(strategy, per_seed_settings, pools, total, restored)
 
 
 class Lanes(eqx.Module):
@@ -109,7 +134,7 @@ class CompiledTrainer(Trainer):
     """A trainer whose environments live on the device."""
 
     def __post_init__(self):
-        s = self.seeds[0]
+        s = self.per_seed_settings[0]
         if s.env_arg:
             raise BadInput(f"{s.env} takes no --env-arg")
         self.simulation = Simulation(task(s.env), s.action_repeat or 1, s.action_cost)
@@ -118,12 +143,8 @@ class CompiledTrainer(Trainer):
         super().__post_init__()
 
     @property
-    def observation_space(self) -> Box:
-        return self._outside.observation_space  # type: ignore[return-value]
-
-    @property
-    def action_space(self) -> Box:
-        return self._outside.action_space  # type: ignore[return-value]
+    def spaces(self) -> Spaces:
+        return Spaces(self._outside.observation_space, self._outside.action_space)  # type: ignore[arg-type]
 
     def episode_seeds(self, first: np.ndarray, count: int) -> np.ndarray:
         """The seeds of the next episodes of every lane, the same that a pool would use: [seeds, lanes, count]."""
@@ -131,7 +152,7 @@ class CompiledTrainer(Trainer):
         return np.array(
             [
                 [[episode_seed(s.seed, lane, int(first[i, lane]) + k) for k in range(count)] for lane in lanes]
-                for i, s in enumerate(self.seeds)
+                for i, s in enumerate(self.per_seed_settings)
             ],
             np.uint32,
         )
@@ -145,7 +166,7 @@ class CompiledTrainer(Trainer):
         return jax.jit(reset if self.alone else jax.vmap(reset))
 
     def begin(self) -> None:
-        first = self.episode_seeds(np.zeros((len(self.seeds), self.num_envs), np.int64), 1)[..., 0]
+        first = self.episode_seeds(np.zeros((len(self.per_seed_settings), self.num_envs), np.int64), 1)[..., 0]
         self.lanes, obs = self.reset(first[0] if self.alone else first)
         self.state, action = self.program.begin(self.state, obs, self.warming_up)
         self.action = np.array(action)
@@ -195,41 +216,41 @@ class CompiledTrainer(Trainer):
         self.action = np.array(action)
         if not idle:
             values = np.array(log.metrics)[..., :count, :]
-            log = log._replace(metrics=guard.checked(self.program, self.state, values, self.action))
-        log = [Seen(*(np.array(x)[(*m.at, slice(count))] for x in log)) for m in self.members]
-        for member, seen in zip(self.members, log):
-            note(member, seen, learning=not idle)
+            log = log._replace(metrics=nonfinite.checked(self.program, self.state, values, self.action))
+        log = [Seen(*(np.array(x)[(*seed.at, slice(count))] for x in log)) for seed in self.seeds]
+        for seed, seen in zip(self.seeds, log):
+            note(seed, seen, learning=not idle)
         before, self.step = self.step, self.step + count * self.num_envs
         numbers = [before + (i + 1) * self.num_envs for i in range(count)]
         return list(zip(numbers, np.stack([seen.obs for seen in log], 1)))
 
-    def place(self, member: Member) -> dict[str, np.ndarray]:
+    def env_state(self, seed: SeedView) -> dict[str, np.ndarray]:
         assert self.action is not None
-        lanes = jax.tree.map(lambda leaf: leaf[member.at], self.lanes)
+        lanes = jax.tree.map(lambda leaf: leaf[seed.at], self.lanes)
         here = {f"lanes/{name}": leaf for name, leaf in agent_arrays(lanes).items()}
-        return {"action": self.each(self.action)[member.index]} | here
+        return {"action": self.each(self.action)[seed.index]} | here
 
     @property
     def _lanes_like(self) -> Lanes:
         return jax.eval_shape(self.simulation.reset, jax.ShapeDtypeStruct((self.num_envs,), jnp.uint32))
 
-    def place_kinds(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        kinds = {"action": ((self.num_envs, *self.action_space.shape), np.dtype(np.float32))}
+    def env_state_kinds(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        kinds = {"action": ((self.num_envs, *self.spaces.action.shape), np.dtype(np.float32))}
         return kinds | {f"lanes/{name}": (leaf.shape, leaf.dtype) for name, leaf in named(self._lanes_like)}
 
-    def put(self, places: Sequence[dict[str, np.ndarray]]) -> list[str]:
+    def restore_env_state(self, states: Sequence[dict[str, np.ndarray]]) -> list[str]:
         """Their states are the environments: nothing has to be played again."""
         like = self._lanes_like
-        part = lambda place: {k.removeprefix("lanes/"): v for k, v in place.items() if k.startswith("lanes/")}
-        self.lanes = self.joined([agent_from(part(place), like) for place in places], jnp.stack)
-        self.action = np.array(self.joined([place["action"] for place in places]))
+        part = lambda state: {k.removeprefix("lanes/"): v for k, v in state.items() if k.startswith("lanes/")}
+        self.lanes = self.joined([agent_from(part(state), like) for state in states], jnp.stack)
+        self.action = np.array(self.joined([state["action"] for state in states]))
         return []
 
 
-def note(member: Member, seen: Seen, learning: bool) -> None:
+def note(seed: SeedView, seen: Seen, learning: bool) -> None:
     """Metrics and finished episodes in the order they happened."""
     for values, ended, ret, length in zip(seen.metrics, seen.ended, seen.ret, seen.length):
         if learning:
-            member.window.add(values)
+            seed.window.add(values)
         for lane in np.flatnonzero(ended):
-            member.window.episode(float(ret[lane]), int(length[lane]))
+            seed.window.episode(float(ret[lane]), int(length[lane]))

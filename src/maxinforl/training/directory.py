@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -9,27 +10,29 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gymnasium.spaces import Box
-
 from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, title
+from maxinforl.settings import Settings, read_settings, settings_table, title
+from maxinforl.spaces import Spaces, read_spaces
 from maxinforl.training.lock import LOCK, RunLock
+from maxinforl.training.log import evaluated_step
 from maxinforl.training.store import CheckpointStore, xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
 WRITTEN = re.compile(  # what runs put into their directories
-    r"config\.toml|metrics\.jsonl|eval\.csv|checkpoints|states\.npz|(curve|phase)\.png|videos|tensorboard|wandb|"
+    r"config\.toml|metrics\.jsonl|eval\.csv|checkpoints|states\.npz|(curve|phase)\.png|videos|tensorboard|wandb|best|"
     rf"bad-batch-\d+\.safetensors|{re.escape(LOCK)}|{re.escape(files.TEMPORARY)}\w+"
 )
-OWN: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, and what they must be
+ENTRIES: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, and what they must be
     "by_name": lambda value: isinstance(value, bool),
+    "continues": lambda value: isinstance(value, bool),
     "planned": lambda value: type(value) is int and 0 < value < 2**31,
     "together": lambda value: isinstance(value, list) and all(type(n) is int and 0 <= n < 2**32 for n in value),
     "history": lambda value: isinstance(value, list) and all(isinstance(entry, dict) for entry in value),
@@ -56,7 +59,7 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     if not overwrite:
         raise BadInput(f"{out} already holds a run: {hint}")
     with files.reading(out):
-        if found := next(strangers(out), None):
+        if found := next(foreign_files(out), None):
             raise BadInput(f"{files.shown(found)} was not written by a run: move it, or name another directory")
 
 
@@ -85,12 +88,12 @@ def of_run(table: dict[str, Any]) -> bool:
     return type(version) is int and version > 0 and all(isinstance(part, dict) for part in tables)
 
 
-def strangers(path: Path) -> Iterator[Path]:
+def foreign_files(path: Path) -> Iterator[Path]:
     """What no run writes in a directory or in those of its seeds."""
     for entry in sorted(path.iterdir()):
         seed = re.fullmatch(r"seed-\d+", entry.name)
         if seed and entry.is_dir() and not entry.is_symlink():
-            yield from strangers(entry)
+            yield from foreign_files(entry)
         elif entry.name == "config.toml":
             yield from [] if is_run(path) else [entry]
         elif not WRITTEN.fullmatch(entry.name) and not (seed and entry.is_symlink()):  # of which only the link goes
@@ -143,19 +146,24 @@ def open_run(
     out: Path,
     settings: Settings,
     strategy: Strategy,
-    observation: Box,
-    action: Box,
+    spaces: Spaces,
     by_name: bool = True,
     together: Sequence[int] = (),
     planned: int | None = None,
+    continues: bool = False,
 ) -> Path:
     """Creates a run directory with its config.toml.
 
-    `together` are the seeds of one program, this one's among them; `planned` are the steps that schedules are made for,
-    where that is not how many there will be.
+    Args:
+        out: the directory, new or empty.
+        settings: resolved settings.
+        strategy: the agent.
+        spaces: what the agent observes and does.
+        by_name: whether the environment can be made anew from its name.
+        together: the seeds that train in one program, this one's among them.
+        planned: steps that schedules are made for, where that is not how many there will be.
+        continues: whether the agent was trained before, so that only a checkpoint holds what it has learned.
     """
-    from maxinforl.agent import plain_settings, plain_spaces
-
     check_free(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -172,9 +180,10 @@ def open_run(
         "by_name": by_name,
         **({"together": list(together)} if together else {}),
         **({"planned": planned} if planned else {}),
+        **({"continues": True} if continues else {}),
         "versions": versions(),
-        "spaces": plain_spaces(observation, action),
-        "settings": plain_settings(settings),
+        "spaces": spaces.table(),
+        "settings": settings_table(settings),
         "agent": config.to_plain(strategy),
     }
     with RunLock(out):
@@ -185,14 +194,12 @@ def open_run(
 
 def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strategy, dict[str, Any]]:
     """Settings, agent and the whole table of a run directory."""
-    from maxinforl.agent import read_settings, read_spaces
-
     table = files.read_toml(files.inside(path, "config.toml"))
     files.check_format(table.get("format"), FORMAT, path / "config.toml", "the configuration of a run")
     for name in ("settings", "agent", "spaces"):
         if not isinstance(table.get(name), dict):
             raise BadInput(f"{path / 'config.toml'} lacks its [{name}] table")
-    for name, fits in OWN.items():
+    for name, fits in ENTRIES.items():
         if name in table and not fits(table[name]):
             raise BadInput(f"{path / 'config.toml'} is damaged: '{name}' is not what a run writes, restore it")
     read_spaces(table["spaces"])
@@ -200,3 +207,71 @@ def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strateg
     if not isinstance(strategy, Strategy):
         raise BadInput(f"{path / 'config.toml'}: [agent] is not an exploration strategy")
     return read_settings(table["settings"]), strategy, table
+
+
+def last_step(directory: Path) -> int:
+    """The step of the newest checkpoint; 0 where there is none."""
+    return max(CheckpointStore(files.inside(directory, "checkpoints")).steps(), default=0)
+
+
+def finished(directory: Path, settings: Settings, together: Sequence[int] = ()) -> bool:
+    """Whether a run is at its last step, or was ended by --stop-at.
+
+    By its checkpoints; where they were not kept, as in published results, by its logs. `together` are the seeds that
+    train in one program, this one's among them.
+    """
+    saved = CheckpointStore(directory / "checkpoints").steps()
+    if not saved:
+        step = logged_steps(directory)
+        return step >= settings.steps or (settings.stop_at is not None and reached(directory, settings.stop_at, step))
+    seeds = [directory.parent / f"seed-{seed}" for seed in together] or [directory]
+    return all(ended_at(seed, settings, max(saved)) for seed in seeds)
+
+
+def ended_at(directory: Path, settings: Settings, step: int) -> bool:
+    """Whether a run with a checkpoint at this step has nothing left to do."""
+    if step >= settings.steps:
+        return not lacks_evaluation(directory, step)
+    return settings.stop_at is not None and reached(directory, settings.stop_at, step)
+
+
+def lacks_evaluation(directory: Path, step: int) -> bool:
+    """Whether a run that evaluates did not write down the evaluation of a step."""
+    steps = [at for at, _ in evaluations(directory)]
+    return bool(steps) and step not in steps
+
+
+def reached(directory: Path, threshold: float, step: int) -> bool:
+    """Whether an evaluation of a run up to a step has at least this mean return."""
+    return any(at <= step and mean >= threshold for at, mean in evaluations(directory))
+
+
+def evaluations(directory: Path) -> Iterator[tuple[int, float]]:
+    """Step and mean return of every whole line of a run's eval.csv."""
+    path = files.inside(directory, "eval.csv")
+    with suppress(OSError), path.open(errors="replace") as lines:
+        for line in lines:
+            with suppress(ValueError):
+                yield evaluated_step(line), float(line.split(",")[3])
+
+
+def logged_steps(directory: Path) -> int:
+    """The last step a run evaluated or logged; -1 where it did neither."""
+    evaluated, logged = (last_line(directory / name) for name in ("eval.csv", "metrics.jsonl"))
+    steps = [-1]
+    if (first := evaluated.partition(",")[0]).isdecimal():
+        steps.append(int(first))
+    with suppress(ValueError, KeyError, TypeError):
+        steps.append(int(json.loads(logged)["step"]))
+    return max(steps)
+
+
+def last_line(path: Path) -> str:
+    """The last whole line of a text file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return lines[-2] if len(lines) > 1 else ""

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import VectorEnv
 
+from maxinforl import envs, files
 from maxinforl.envs import Caller, Fault, env_name, episode_seed
+from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
+from maxinforl.errors import missing_extra
+from maxinforl.settings import Settings, env_options
+from maxinforl.spaces import Spaces
 
 TRIES = 3  # environments made anew in one evaluation before it is given up
 EVALUATION = 1_000_003  # keeps the seeds of evaluation apart from those of training
@@ -19,6 +27,39 @@ EVALUATION = 1_000_003  # keeps the seeds of evaluation apart from those of trai
 class Evaluation(NamedTuple):
     returns: np.ndarray
     lengths: np.ndarray
+
+
+def make_evaluator(settings: Settings, env: Any, spaces: Spaces, eval_env: Any = None) -> Evaluator | None:
+    """Environments of its own for an agent, one per episode; None where none can be made.
+
+    Args:
+        settings: resolved settings; `eval_episodes` is how many.
+        env: what the agent trains on: a name, an environment or a function that makes one.
+        spaces: what the agent observes and does.
+        eval_env: what to evaluate on instead; an environment that exists is the only one.
+    """
+    source = env if eval_env is None else eval_env
+    if settings.eval_episodes == 0 or (eval_env is None and not can_be_made(source)):
+        return None
+    if not can_be_made(source):
+        evaluator = Evaluator([envs.make(source, **env_options(settings))], settings.seed, spaces.stack(settings))
+    else:
+        modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
+        builds = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]
+        apart = settings.workers and not settings.video  # what is filmed renders here
+        lanes, makers = envs.make_lanes(builds, settings.env_timeout if apart else None)
+        evaluator = Evaluator(lanes, settings.seed, spaces.stack(settings), makers)
+    try:
+        spaces.check_shapes(Spaces(evaluator.envs[0].observation_space, evaluator.envs[0].action_space))  # type: ignore[arg-type]
+    except BaseException:
+        evaluator.close()
+        raise
+    return evaluator
+
+
+def can_be_made(env: Any) -> bool:
+    """Whether there can be several of an environment: of a name or a function, but not of one that exists."""
+    return isinstance(env, str) or (callable(env) and not isinstance(env, (gym.Env, VectorEnv)))
 
 
 class Stack:
@@ -43,11 +84,11 @@ class Evaluator(Caller):
     again, `TRIES` times in an evaluation."""
 
     def __init__(
-        self, envs: list[gym.Env], seed: int, stack: int = 1, makers: Sequence[Callable[[], gym.Env]] | None = None
+        self, lanes: list[gym.Env], seed: int, stack: int = 1, makers: Sequence[Callable[[], gym.Env]] | None = None
     ):
         super().__init__()
-        self.envs, self.seed, self.stack, self.makers = envs, seed, stack, makers
-        self.native = rescale(envs[0].action_space)  # type: ignore[arg-type]
+        self.envs, self.seed, self.stack, self.makers = lanes, seed, stack, makers
+        self.native = rescale(lanes[0].action_space)  # type: ignore[arg-type]
 
     @property
     def fps(self) -> float:
@@ -116,3 +157,28 @@ class Evaluator(Caller):
         for lane, env in enumerate(self.envs):
             with suppress(Fault):
                 self._call(lane, env.close)
+
+
+class Video:
+    """Collects the frames of one episode and writes them."""
+
+    def __init__(self, fps: float):
+        try:
+            import imageio.v3 as imageio
+            import imageio_ffmpeg  # noqa: F401
+        except ImportError as error:
+            raise missing_extra("video", "--video") from error
+        self.imageio, self.fps, self.frames = imageio, fps, []
+
+    def watch(self, env: Any) -> None:
+        frame = picture(env)
+        height, width = (n - n % 2 for n in frame.shape[:2])  # the codec takes even sizes only
+        self.frames.append(frame[:height, :width])
+
+    def write(self, path: Path) -> None:
+        with files.writing(path):  # the codec needs room for a temporary file
+            film = self.imageio.imwrite(
+                "<bytes>", np.stack(self.frames), extension=".mp4", fps=self.fps, macro_block_size=1
+            )
+        files.make_directory(path.parent)
+        files.write_atomic(path, film)

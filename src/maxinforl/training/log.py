@@ -59,10 +59,10 @@ class RunFiles:
         """The length and checksum of each file, for a checkpoint to keep."""
         return {name: np.array(found, np.int64) for name, found in self.sums.items()}
 
-    def cut_back(self, step: int, saved: Mapping[str, np.ndarray] = {}) -> list[str]:
+    def truncate(self, step: int, saved: Mapping[str, np.ndarray] = {}) -> list[str]:
         """Drops what was logged after a step, so that a resumed run continues its own files; a sentence for each that
         is not what a checkpoint there `saved` of it."""
-        files.cut_lines(self.evals, lambda line: line.startswith("step") or evaluated(line) <= step)
+        files.cut_lines(self.evals, lambda line: line.startswith("step") or evaluated_step(line) <= step)
         if self.metrics.exists():
             files.cut_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
         return [
@@ -75,7 +75,7 @@ class RunFiles:
         pass
 
 
-def evaluated(line: str) -> int:
+def evaluated_step(line: str) -> int:
     """The step of a line of eval.csv; ValueError where it is not a whole one."""
     step, *numbers = line.split(",")
     if len([float(n) for n in numbers]) != EVAL_COLUMNS.count(","):

@@ -6,7 +6,7 @@ wrong are drawn again after it, exactly as the step drew them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from maxinforl import files
 from maxinforl.core.types import Backup, Batch
 from maxinforl.core.update import Packed, Program, TrainState, unpack, update
 from maxinforl.errors import BadInput, RunFailed
+from maxinforl.training.arrays import agent_arrays
 
 if TYPE_CHECKING:
     from maxinforl.agent import Agent
@@ -28,8 +29,11 @@ ADVICE = "lower the learning rate or scale the reward"
 
 
 class NotFinite(RunFailed):
-    """A number of a step is not finite: `tensor` names the first, `arrays` hold its batches and keys where they are
-    still to be had, and `seed` is the place of its seed among those that train together."""
+    """A number of a step is not finite.
+
+    `tensor` names the first, `arrays` hold its batches and keys unless the replay has overwritten them, and `seed` is
+    the index of its seed among those that train together.
+    """
 
     def __init__(self, tensor: str, value: float, step: int, arrays: Arrays, seed: int = 0, kept: str = ""):
         super().__init__(f"{tensor} is {value} at step {step}: {kept}{ADVICE}")
@@ -106,7 +110,7 @@ def rewound(state: TrainState, steps: int) -> TrainState:
 def diagnose(state: TrainState, seed: int, arrays: Arrays, metrics: Mapping[str, Any], action: np.ndarray) -> NotFinite:
     """The error about the first bad tensor of a step: of its batch, its metrics, the agent or the next action."""
     batch = {k: v for k, v in arrays.items() if k.startswith("batch/")}
-    agent = {f"agent/{name}": leaf for name, leaf in _named(state.agent)}
+    agent = {f"agent/{name}": leaf for name, leaf in agent_arrays(state.agent).items()}
     for name, value in (batch | dict(metrics) | agent | {"the next action": action}).items():
         array = np.asarray(value)
         if not whole(array):
@@ -119,12 +123,7 @@ def drawn(program: Program, state: TrainState) -> Arrays:
     rounds = [jax.jit(program.draw)(state, jnp.int32(i)) for i in range(program.rounds)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *(batch for batch, _ in rounds))
     keys = np.stack([np.asarray(jax.random.key_data(key)) for _, key in rounds])
-    return {f"batch/{name}": leaf for name, leaf in _named(stacked)} | {"key": keys}
-
-
-def _named(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        yield jax.tree_util.keystr(path, simple=True, separator="/"), np.array(leaf)
+    return {f"batch/{name}": leaf for name, leaf in agent_arrays(stacked).items()} | {"key": keys}
 
 
 # ------------------------------------------------------------ looking at one again
@@ -144,7 +143,7 @@ def load_bad_batch(path: str | Path) -> tuple[Batch, np.ndarray, dict[str, Any]]
 
 def replay_bad_batch(agent: Agent, path: str | Path) -> dict[str, float]:
     """The metrics of the same updates on an agent, such as the last good checkpoint of that run."""
-    program, state, now = agent._acting()
+    program, state, now = agent.acting_state()
     batches, keys, _ = load_bad_batch(path)
     step = jax.jit(lambda state, batch, key: update(program.agent, state, batch, key, now))
     metrics: dict[str, Any] = {}

@@ -1,9 +1,9 @@
-"""Settings that change within a run: listed, asked about, and written down in its config.toml."""
+"""Settings that change within a run: refused, or written to its config.toml with their history."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +12,11 @@ import jax
 from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.settings import FIXED, FREE, Settings, check_updates, flag
-from maxinforl.training.directory import read_run
+from maxinforl.settings import Settings, check_updates, flag, known_as, settings_table
+from maxinforl.spaces import read_spaces
+from maxinforl.training.arrays import agent_shapes
+from maxinforl.training.directory import last_step, read_run
 from maxinforl.training.lock import RunLock
-from maxinforl.training.store import CheckpointStore
 
 CHANGING = "reliability.md#changing-settings-on-the-way"
 
@@ -42,18 +43,18 @@ def changes(settings: Settings, given: Mapping[str, Any]) -> list[Change]:
         asked["set"] = tuple((dict(settings.set) | dict(asked["set"])).items())
     found = [Change(k, getattr(settings, k), v) for k, v in asked.items() if getattr(settings, k) != v]
     for change in found:
-        if change.name in FIXED:
+        if change.name in known_as("fixed"):
             raise BadInput(f"{change}, which cannot change within a run: start a new one with `maxinforl train`")
     return found
 
 
-def ask(runs: list[Path], given: Mapping[str, Any], override: bool) -> None:
+def apply_overrides(runs: list[Path], given: Mapping[str, Any], override: bool) -> None:
     """Changes the runs' settings to the given ones; without `override` only says what would change."""
     tables = {}
     for directory in runs:
         settings, strategy, table = read_run(directory)
         if found := changes(settings, given):
-            if not override and any(change.name not in FREE for change in found):
+            if not override and any(change.name not in known_as("free") for change in found):
                 listed = "; ".join(map(str, found))
                 raise BadInput(
                     f"{directory} was begun with other settings: {listed}; add --override to change them", CHANGING
@@ -66,8 +67,6 @@ def ask(runs: list[Path], given: Mapping[str, Any], override: bool) -> None:
 
 def changed(settings: Settings, strategy: Strategy, table: dict[str, Any], found: list[Change], at: int) -> dict:
     """The table of config.toml with changes made at a step, and their history."""
-    from maxinforl.agent import plain_settings
-
     fresh, agent = replace(settings, **{change.name: change.after for change in found}), strategy
     check_updates(fresh)
     for path, value in fresh.set if fresh.set != settings.set else ():
@@ -78,24 +77,36 @@ def changed(settings: Settings, strategy: Strategy, table: dict[str, Any], found
         {"step": at, "setting": name, "before": shown(before), "after": shown(after)} for name, before, after in found
     ]
     planned = {"planned": fresh.steps} if fresh.steps != settings.steps else {}
-    own = {"steps": fresh.steps, "settings": plain_settings(fresh), "agent": config.to_plain(agent)}
+    own = {"steps": fresh.steps, "settings": settings_table(fresh), "agent": config.to_plain(agent)}
     return table | own | planned | {"history": [*table.get("history", []), *history]}
-
-
-def last_step(directory: Path) -> int:
-    return max(CheckpointStore(files.inside(directory, "checkpoints")).steps(), default=0)
 
 
 def shapes(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any:
     """Structure, shapes and types of everything an agent keeps."""
-    leaves, tree = jax.tree.flatten(outlined(strategy, table, settings))
+    leaves, tree = jax.tree.flatten(agent_shapes(strategy, read_spaces(table["spaces"]).spec(settings)))
     return [(leaf.shape, leaf.dtype) for leaf in leaves], tree
 
 
-def outlined(strategy: Strategy, table: dict[str, Any], settings: Settings) -> Any:
-    """An agent of a run's configuration as shapes and types."""
-    from maxinforl.agent import Agent, read_spaces
+def extend_run(directory: Path, settings: Settings, strategy: Strategy, step: int, planned: int) -> None:
+    """Lets the run of an agent that learns on go to the steps of its new settings.
 
-    agent = Agent(settings, strategy, None)
-    agent._known_spaces = read_spaces(table["spaces"])
-    return agent._outline()
+    Args:
+        directory: the run that the agent wrote before.
+        settings: those of the agent from here on.
+        strategy: the agent.
+        step: where the agent is; the run must be there, too.
+        planned: steps that schedules stay planned for.
+    """
+    before, other, table = read_run(directory, custom=[type(part) for part in parts_of(strategy)])
+    if other != strategy or last_step(directory) != step:
+        raise BadInput(f"{directory} is not where this agent left it: name another directory with out=")
+    given = {f.name: getattr(settings, f.name) for f in fields(Settings)}
+    fresh = changed(before, strategy, table, changes(before, given), at=step)
+    with RunLock(directory):
+        files.write_toml(directory / "config.toml", fresh | {"planned": planned})
+
+
+def parts_of(tree: Any) -> list[Any]:
+    """A configuration and all configurations inside it."""
+    inside = [getattr(tree, f.name) for f in fields(tree)]
+    return [tree, *(part for value in inside if is_dataclass(value) for part in parts_of(value))]

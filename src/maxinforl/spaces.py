@@ -1,0 +1,82 @@
+"""What an agent observes and does, to and from files."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from maxinforl.core.types import Spec
+from maxinforl.errors import BadInput
+from maxinforl.settings import Settings
+
+LARGEST = 2**24  # numbers in an observation that a file may claim
+
+
+class Spaces(NamedTuple):
+    """A frame, and an action in the environment's own units."""
+
+    observation: Box
+    action: Box
+
+    def stack(self, settings: Settings) -> int:
+        """Frames of an observation: images are stacked, vectors are not."""
+        return settings.frame_stack if len(self.observation.shape) == 3 else 1
+
+    def spec(self, settings: Settings) -> Spec:
+        """Shapes of what an agent observes and does."""
+        shape, stack = self.observation.shape, self.stack(settings)
+        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0])
+
+    def table(self) -> dict[str, Any]:
+        """As a table of a file."""
+        return {
+            "observation_shape": list(self.observation.shape),
+            "observation_dtype": str(self.observation.dtype),
+            "action_low": [float(x) for x in self.action.low],
+            "action_high": [float(x) for x in self.action.high],
+        }
+
+    def check_shapes(self, other: Spaces) -> None:
+        """Refuses an environment whose observations or actions have another shape than the agent's."""
+        for what, mine, theirs in zip(("observations", "actions"), self, other):
+            if mine.shape != theirs.shape:
+                raise BadInput(f"this agent has {what} of shape {mine.shape}, and the environment {theirs.shape}")
+
+
+def read_spaces(table: Any) -> Spaces:
+    """Spaces from a table of a file, refused where no environment has such or a shape would take much memory."""
+    names = ("observation_shape", "observation_dtype", "action_low", "action_high")
+    found: list[Any] = [table.get(name) for name in names] if isinstance(table, dict) else [None] * 4
+    shape, dtype, low, high = found
+    if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
+        raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
+    shape, image = tuple(shape), dtype == "uint8"
+    observation = Box(0, 255, shape, np.uint8) if image else Box(-np.inf, np.inf, shape, np.float32)
+    return Spaces(observation, Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32))
+
+
+def _is_shape(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) <= 32 and all(type(n) is int and n > 0 for n in value)
+    return whole and math.prod(value) <= LARGEST
+
+
+def _is_range(low: Any, high: Any) -> bool:
+    """Whether they are the bounds of actions, as numbers that float32 holds."""
+    if not (isinstance(low, list) and isinstance(high, list) and 0 < len(low) == len(high)):
+        return False
+    numbers = all(type(x) in (int, float) and abs(x) <= np.finfo(np.float32).max for x in (*low, *high))
+    return numbers and all(a <= b for a, b in zip(low, high))
+
+
+def read_clock(table: Any) -> dict[str, int]:
+    """Counters from a table or the arrays of a file."""
+    try:
+        counts = {name: int(table[name]) for name in ("step", "update", "total")}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        counts = {"step": -1}
+    if not all(0 <= count < 2**31 for count in counts.values()):
+        raise BadInput("the saved counters are damaged: restore the file that holds them from a copy")
+    return counts

@@ -1,0 +1,191 @@
+"""Callbacks: what happens at a step, a log line, an evaluation or a checkpoint of a run.
+
+A callback is an object with any of
+
+    on_step(run)                    after every agent step (in the compiled loop: after every dispatch)
+    on_log(run, metrics)            before a log line is written; entries added to `metrics` reach every sink
+    on_evaluation(run, evaluation)  after an evaluation, with `returns` and `lengths` of its episodes
+    on_checkpoint(run)              once a checkpoint was copied; its files are written in the background
+
+or a plain function, which is `on_log`. Where several seeds train together each is called for every seed. A callback
+that returns False ends the run cleanly, with a checkpoint; one that raises ends it as failed, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maxinforl import files
+from maxinforl.envs.wrapper import rescale
+from maxinforl.errors import BadInput, RunFailed, one_line
+from maxinforl.saved import FILE, write_agent
+from maxinforl.settings import Settings
+from maxinforl.training.evaluate import Evaluation
+from maxinforl.training.trainer import SeedView
+
+BEST, EARLIER = "best", "best/earlier"
+HOOKS = ("on_step", "on_log", "on_evaluation", "on_checkpoint")
+
+
+@dataclass
+class RunView:
+    """What a callback sees of a run: one seed of it."""
+
+    view: SeedView
+    directory: Path | None
+    recorded: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """Agent steps made so far."""
+        return self.view.step
+
+    @property
+    def env_step(self) -> int:
+        """Environment steps: agent steps times the action repeat."""
+        return self.view.env_step
+
+    @property
+    def settings(self) -> Settings:
+        return self.view.settings
+
+    @property
+    def seed(self) -> int:
+        return self.view.settings.seed
+
+    def record(self, name: str, value: float) -> None:
+        """Adds a metric to the next log line."""
+        self.recorded[name] = float(value)
+
+    def predict(self, observations: np.ndarray) -> np.ndarray:
+        """Deterministic actions for a batch of observations; waits for the updates under way."""
+        actions = self.view.evaluation(np.asarray(observations))
+        return rescale(self.view.trainer.spaces.action)(np.array(actions))
+
+
+class Callbacks:
+    """The callbacks of a run, by what they listen to."""
+
+    def __init__(self, given: Any = ()):
+        listed = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        self.hooks: dict[str, list[tuple[str, Callable]]] = {hook: [] for hook in HOOKS}
+        for callback in listed:
+            self.add(callback)
+        self.stopped_by = ""
+
+    def add(self, callback: Any) -> None:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        found = {hook: getattr(callback, hook) for hook in HOOKS if hasattr(callback, hook)}
+        if not found and callable(callback):
+            found = {"on_log": callback}
+        if not found or not all(map(callable, found.values())):
+            raise BadInput(
+                f"{name} is no callback: give a function of (run, metrics), or an object with {', '.join(HOOKS[:-1])} "
+                f"or {HOOKS[-1]}"
+            )
+        for hook, function in found.items():
+            self.hooks[hook].append((name, function))
+
+    def __call__(self, hook: str, run: RunView, *details: Any) -> None:
+        """Calls all that listen; remembers who returned False."""
+        for name, function in self.hooks[hook]:
+            try:
+                if function(run, *details) is False:
+                    self.stopped_by = name
+            except Exception as error:
+                raise RunFailed(f"callback {name} raised {one_line(error)} at step {run.step}") from error
+
+
+class StopAt:
+    """Ends a run once every seed had an evaluation whose mean return is at least `threshold`."""
+
+    def __init__(self, threshold: float, seeds: Sequence[int], reached: Sequence[int] = ()):
+        self.threshold, self.waiting = threshold, set(seeds) - set(reached)
+
+    def on_evaluation(self, run: RunView, evaluation: Evaluation) -> bool:
+        if evaluation.returns.mean() >= self.threshold:
+            self.waiting.discard(run.seed)
+        return bool(self.waiting)
+
+
+class KeepBest:
+    """Keeps the agent of the best evaluation in `best/agent.safetensors` of a run directory.
+
+    Those that were best before lie in `best/earlier`, by their step, for as long as a checkpoint leads back to them.
+    """
+
+    def __init__(self, env: str | None, checkpoints: Callable[[RunView], Sequence[int]]):
+        self.env, self.checkpoints = env, checkpoints
+        self.best: dict[int, tuple[int, float]] = {}  # by seed: step and mean return
+
+    def on_evaluation(self, run: RunView, evaluation: Evaluation) -> None:
+        assert run.directory is not None
+        mean, held = float(evaluation.returns.mean()), self.best.get(run.seed) or read_best(run.directory)
+        if held is not None and mean <= held[1]:
+            self.best[run.seed] = held
+            return
+        path = files.inside(run.directory, f"{BEST}/{FILE}")
+        files.make_directory(files.inside(run.directory, EARLIER))
+        if held is not None:
+            move(path, earlier(run.directory, held[0]))
+        trainer, facts = run.view.trainer, {"best": {"step": run.step, "mean_return": mean}}
+        agent, clock = run.view.agent, trainer.state.clock
+        write_agent(path, agent, clock, trainer.strategy, run.settings, trainer.spaces, self.env, **facts)
+        self.best[run.seed] = run.step, mean
+
+    def on_checkpoint(self, run: RunView) -> None:
+        """Removes those that no checkpoint leads back to."""
+        assert run.directory is not None
+        held, before = self.best.get(run.seed), earlier_steps(run.directory)
+        known: list[int] = [*before, *([held[0]] if held else [])]
+        needed = {max((s for s in known if s <= step), default=-1) for step in [run.step, *self.checkpoints(run)]}
+        for step in before:
+            if step not in needed:
+                files.remove(earlier(run.directory, step))
+
+
+def earlier(directory: Path, step: int) -> Path:
+    return files.inside(directory, f"{EARLIER}/{step}.safetensors")
+
+
+def earlier_steps(directory: Path) -> list[int]:
+    """Steps of the agents that were best before, the oldest first."""
+    folder = files.inside(directory, EARLIER)
+    found = [path.stem for path in folder.glob("*.safetensors")] if folder.is_dir() else []
+    return sorted(int(stem) for stem in found if stem.isdecimal())
+
+
+def move(source: Path, target: Path) -> None:
+    with files.writing(target):
+        os.replace(source, target)
+
+
+def read_best(directory: Path) -> tuple[int, float] | None:
+    """Step and mean return of the agent in a run's `best`; None where there is none that is whole."""
+    path = files.inside(directory, f"{BEST}/{FILE}")
+    if not path.exists():
+        return None
+    with suppress(BadInput):
+        match files.load_arrays(path)[1].get("best"):
+            case {"step": int(step), "mean_return": float(mean)}:
+                return step, mean
+    return None
+
+
+def roll_back_best(directory: Path, step: int) -> None:
+    """Puts back the agent that was best at the step that a run goes on from; -1: at its beginning."""
+    held, before = read_best(directory), earlier_steps(directory)
+    path = files.inside(directory, f"{BEST}/{FILE}")
+    if path.exists() and (held is None or held[0] > step):
+        files.remove(path)
+        if usable := [s for s in before if s <= step]:
+            move(earlier(directory, usable[-1]), path)
+    for late in (s for s in before if s > step):
+        files.remove(earlier(directory, late))
