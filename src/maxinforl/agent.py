@@ -73,7 +73,8 @@ class Agent:
         self._env = env
         self._trusted = True  # whether its environment is the caller's, and not what a file names
         self._loaded: dict[str, Any] | None = None
-        self._directory: Path | None = None  # of the run that its last `learn` wrote
+        self._directory: Path | None = None  # of the run that its last `learn` wrote, with its checkpoints
+        self._store: CheckpointStore | None = None
         self._sampled = 0
 
     @property
@@ -146,7 +147,7 @@ class Agent:
                 open_run(
                     directory, settings, self.strategy, self.spaces, named, planned=self.total_steps, continues=begun
                 )
-            self._directory = directory.absolute()
+                self._directory, self._store = directory.absolute(), None
         with nullcontext() if directory is None else RunLock(directory):
             self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callback, begun)
         return self
@@ -158,7 +159,9 @@ class Agent:
         trainer = self.trainer
         assert trainer is not None
         name = self._env if isinstance(self._env, str) else None
-        run = SeedRun(trainer.seeds[0], self.make_evaluator(settings), directory)
+        run = SeedRun(
+            trainer.seeds[0], self.make_evaluator(settings), directory, store=self._store if directory else None
+        )
         try:
             with watched(settings, [*trainer.pools], report_hang) as callers:
                 callers += evaluators(settings, [run])
@@ -170,6 +173,8 @@ class Agent:
         finally:
             run.close()
         self.evaluations = run.evaluations
+        if directory is not None:
+            self._store = run.store
 
     def _trainer(self, steps: int) -> Trainer:
         """The one trainer of this agent, made by the first `learn`."""
@@ -606,6 +611,7 @@ def resume(
         options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "end_hung": report_hang}
         with Session.restored(found, report, callbacks=callback, progress=shown, **options) as session:
             agent.trainer, agent._directory = session.trainer, path.absolute()
+            agent._store = session.runs[0].store
             if not session.train() and not session.callbacks.stopped_by:
                 warnings.warn(f"learning stopped at step {session.trainer.step} of {settings.steps}", stacklevel=2)
             agent.evaluations = session.runs[0].evaluations

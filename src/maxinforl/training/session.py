@@ -204,7 +204,7 @@ class SeedRun:
             video.write(path)
 
     def save(self, wait: bool = False) -> None:
-        if self.store is None or self.directory is None or self.view.step in self.store.steps():
+        if self.store is None or self.directory is None:
             return
         if self.recorder is not None:
             self.recorder.save(self.directory / "states.npz")
