@@ -14,21 +14,19 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maxinforl import config
 from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments import statistics as st
-from maxinforl.experiments.rundir import Run, Series
+from maxinforl.experiments.arrays import FloatArray
+from maxinforl.experiments.charts import coverage, phase
+from maxinforl.experiments.read_runs import RunLogs, Series
 from maxinforl.experiments.suite import matches
-from maxinforl.experiments.summary import coverage, phase
+from maxinforl.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_RUN, NOT_SHOWN, Verdict, all_of
 
-CONFIRMED, NOT_SHOWN, CONTRADICTED, NOT_RUN = "confirmed", "not shown", "contradicted", "not run"
-SEEDS = 5  # fewer decide nothing
-RULES, OVERS = ("above", "below", "not below"), ("each", "some", "mean")
+MIN_SEEDS = 5  # fewer decide nothing
+COMPARISONS, SCOPES = ("above", "below", "not below"), ("each", "some", "mean")
 RETURN, COVERAGE, SPEED = "return", "coverage", "ms per step"
-Array = NDArray[np.float64]
-Verdict = dict[str, Any]
 Key = tuple[str, str]  # label and environment
 
 
@@ -57,7 +55,7 @@ class Claim:
     least: int = 0
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The rule in words."""
         what = f"{self.statistic} of {self.group}, mean over {self.window[0]:.0%} to {self.window[1]:.0%} of training"
         that = self.other_statistic or "that"
@@ -84,7 +82,7 @@ def _parse(table: Mapping[str, Any], labels: list[str], environments: list[str])
     for label in (claim.group, *claim.against):
         if label not in labels:
             raise unknown("group in [[claims]]", label, labels)
-    for value, options in ((claim.rule, RULES), (claim.over, OVERS)):
+    for value, options in ((claim.rule, COMPARISONS), (claim.over, SCOPES)):
         if value not in options:
             raise unknown("word in [[claims]]", value, options)
     for pattern in claim.environments:
@@ -103,14 +101,14 @@ def _parse(table: Mapping[str, Any], labels: list[str], environments: list[str])
 class Evidence:
     """The runs of a figure by label and environment, and what they say about a claim."""
 
-    def __init__(self, runs: Iterable[Run]):
-        self.runs: dict[Key, list[Run]] = {}
+    def __init__(self, runs: Iterable[RunLogs]):
+        self.runs: dict[Key, list[RunLogs]] = {}
         for run in runs:
             self.runs.setdefault((run.algo, run.env), []).append(run)
-        self._values: dict[tuple[Key, str, tuple[float, ...]], Array] = {}
-        self._visits: dict[str, dict[str, tuple[Array, Array]]] = {}
+        self._values: dict[tuple[Key, str, tuple[float, ...]], FloatArray] = {}
+        self._visits: dict[str, dict[str, tuple[FloatArray, FloatArray]]] = {}
 
-    def raw(self, key: Key, claim: Claim) -> Array:
+    def raw(self, key: Key, claim: Claim) -> FloatArray:
         """The statistic of every run of a cell that got far enough."""
         place = (key, claim.statistic, (*claim.window, claim.least))
         if place not in self._values:
@@ -118,7 +116,7 @@ class Evidence:
             self._values[place] = np.array([v for v in found if v is not None and math.isfinite(v)])
         return self._values[place]
 
-    def _one(self, run: Run, claim: Claim) -> float | None:
+    def _one(self, run: RunLogs, claim: Claim) -> float | None:
         series = self._series(run, claim.statistic)
         if series is None or not len(series.step) or run.steps < claim.least:
             return None
@@ -128,7 +126,7 @@ class Evidence:
             return None
         return float(series.value[inside].mean())
 
-    def _series(self, run: Run, statistic: str) -> Series | None:
+    def _series(self, run: RunLogs, statistic: str) -> Series | None:
         if statistic == RETURN:
             return run.returns
         if statistic == COVERAGE:
@@ -138,7 +136,7 @@ class Evidence:
             return rate and Series(rate.step, rate.env_step, 1000 / rate.value)
         return run.metrics.get(statistic)
 
-    def _coverage(self, run: Run) -> Series | None:
+    def _coverage(self, run: RunLogs) -> Series | None:
         """Cells of the box that all runs of the task visited, as the report counts them."""
         if run.env not in self._visits:
             runs = [r for (_, env), group in self.runs.items() if env == run.env for r in group]
@@ -150,7 +148,7 @@ class Evidence:
         every = np.concatenate([places for _, places in visits.values()])
         return Series(step, step, coverage(points, every.min(0), every.max(0)))
 
-    def values(self, key: Key, claim: Claim) -> Array:
+    def values(self, key: Key, claim: Claim) -> FloatArray:
         """The statistic in the units the claim compares."""
         values = self.raw(key, claim)
         if claim.ratio:
@@ -168,7 +166,7 @@ class Evidence:
         return st.contrast(terms, confidence) if terms and all(len(values) for _, values in terms) else None
 
 
-def _visited(run: Run) -> tuple[Array, Array] | None:
+def _visited(run: RunLogs) -> tuple[FloatArray, FloatArray] | None:
     """Steps and places of the states a run recorded; None where it recorded none that can be read."""
     try:
         states = run.states()
@@ -183,7 +181,7 @@ def _visited(run: Run) -> tuple[Array, Array] | None:
 # --- verdicts -------------------------------------------------------------------------------------------------
 
 
-def judge(claims: Sequence[Claim], runs: Iterable[Run], environments: Sequence[str], reduced: str) -> list[Verdict]:
+def judge(claims: Sequence[Claim], runs: Iterable[RunLogs], environments: Sequence[str], reduced: str) -> list[Verdict]:
     """Every claim's verdict on the runs there are; `reduced` says how they fall short of the paper's."""
     evidence = Evidence(runs)
     verdicts = []
@@ -198,7 +196,7 @@ def _verdict(claim: Claim, envs: Sequence[str], evidence: Evidence, reduced: str
     decide = _some if claim.over == "some" else _mean
     pairs = {other: decide(claim, envs, evidence, other) for other in claim.against or (None,)}
     found = [verdict for verdict, _ in pairs.values()]
-    numbers: dict[str, Any] = {"rule": claim.said}
+    numbers: dict[str, Any] = {"rule": claim.description}
     numbers |= {f"against {o}" if o else claim.group: n for o, (_, n) in pairs.items() if n}
     if reduced and any(n for _, n in pairs.values()):
         numbers["reduced"] = reduced
@@ -206,19 +204,11 @@ def _verdict(claim: Claim, envs: Sequence[str], evidence: Evidence, reduced: str
     return {"claim": claim.claim + where, "verdict": all_of(found), "numbers": numbers}
 
 
-def all_of(verdicts: Sequence[str]) -> str:
-    """The verdict on all of several statements: one that is contradicted decides, else one that was not run."""
-    for verdict in (CONTRADICTED, NOT_RUN, NOT_SHOWN):
-        if verdict in verdicts:
-            return verdict
-    return CONFIRMED
-
-
 def decide(claim: Claim, estimate: st.Estimate | None) -> str:
     """What one interval says about the threshold."""
     if estimate is None:
         return NOT_RUN
-    if estimate.n < SEEDS:
+    if estimate.n < MIN_SEEDS:
         return NOT_SHOWN
     limit = math.log(claim.threshold) if claim.ratio else claim.threshold
     above, below = estimate.low > limit, estimate.high < limit
@@ -254,14 +244,14 @@ def _numbers(
     shown = np.exp if claim.ratio else float
     name = "value" if other is None else "ratio" if claim.ratio else "difference"
     interval = {
-        key: _plain(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))
+        key: _json_number(float(shown(v))) for key, v in ((name, point.value), ("low", point.low), ("high", point.high))
     }
     groups = {claim.group: claim.statistic} | ({other: claim.other_statistic or claim.statistic} if other else {})
-    mean = lambda g, s: _plain(float(evidence.raw((g, envs[0]), replace(claim, statistic=s)).mean()))
+    mean = lambda g, s: _json_number(float(evidence.raw((g, envs[0]), replace(claim, statistic=s)).mean()))
     means = {g: mean(g, s) for g, s in groups.items()} if len(envs) == 1 else {}
     return {**interval, "seeds": point.n, **({"means": means} if means else {})}
 
 
-def _plain(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     """A number that JSON can hold."""
     return float(f"{value:.5g}") if math.isfinite(value) else "unbounded"

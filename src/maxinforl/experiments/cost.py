@@ -14,8 +14,8 @@ from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import update
 from maxinforl.envs.names import PIXELS
 from maxinforl.errors import BadInput
-from maxinforl.experiments.speed import products
-from maxinforl.experiments.suite import SuiteRun
+from maxinforl.experiments.flops import products
+from maxinforl.experiments.suite_runs import SuiteRun
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.training.loop import rows_for

@@ -1,7 +1,8 @@
 """One visual style for every figure: direct Matplotlib figures, no global state, no display needed."""
 
+import csv
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,6 +75,14 @@ def save(figure: Figure, path: str | Path) -> Path:
     with writing(path):
         figure.savefig(path, metadata=undated.get(path.suffix[1:]))
     return path
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 15) -> None:
+    """Write the numbers behind a figure; floats with `digits` significant digits."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([f"{v:.{digits}g}" if isinstance(v, float | np.floating) else v for v in row] for row in rows)
 
 
 def band(ax: Axes, x: ArrayLike, low: ArrayLike, middle: ArrayLike, high: ArrayLike, label: str, **style) -> None:

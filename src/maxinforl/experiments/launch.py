@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maxinforl.errors import BadInput, RunFailed, missing_extra, unknown
-from maxinforl.experiments.suite import Planned, Resources
+from maxinforl.experiments.suite import Resources
+from maxinforl.experiments.suite_runs import PlannedRun
 from maxinforl.files import make_directory
 from maxinforl.training.lock import in_use
 from maxinforl.training.store import usable_cores
@@ -63,7 +64,7 @@ class Launcher(Protocol):
     def stop(self) -> None: ...
 
 
-def job_for(planned: Planned, out: Path, threads: int) -> Job:
+def job_for(planned: PlannedRun, out: Path, threads: int) -> Job:
     command = (sys.executable, "-m", "maxinforl", "train", *planned.run.flags)
     command += ("--out", str(planned.directory), "--resume")
     log = out / "logs" / (planned.run.name.replace("/", "_") + ".log")

@@ -18,19 +18,19 @@ from rich.console import Console
 
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures
-from maxinforl.experiments.rundir import Run, find_runs
+from maxinforl.experiments.read_runs import RunLogs, find_runs
 from maxinforl.experiments.summary import (
     AGENT_STEPS,
     METRICS,
     STEPS,
     Chart,
     Line,
-    Summary,
-    Table,
-    count,
+    ReportData,
+    TextTable,
+    plural,
     label_runs,
     summarise,
-    tell,
+    print_problems,
 )
 from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
 
@@ -58,18 +58,18 @@ def report(
     `threshold` is the return to which steps are counted, by default halfway between a task's lowest and highest score.
     A console is told what is missing, left out or unlike, too: a line for each kind.
     """
-    summary = _summary(paths, threshold)
+    summary = _collect(paths, threshold)
     out = Path(out)
     with reading(out):
         out = out / "report.html" if out.is_dir() or not out.suffix else out
     make_directory(out.parent)
     write_atomic(out, (part.encode() for part in render(summary)))
     if console is not None:
-        tell(summary.problems, console)
+        print_problems(summary.problems, console)
     return out
 
 
-def _summary(paths: Paths, threshold: float | None = None) -> Summary:
+def _collect(paths: Paths, threshold: float | None = None) -> ReportData:
     problems: list[str] = []
     runs = find_runs(paths, problems, METRICS)
     if not runs and problems:
@@ -77,7 +77,7 @@ def _summary(paths: Paths, threshold: float | None = None) -> Summary:
     return summarise(runs, problems, threshold)
 
 
-def render(summary: Summary) -> Iterator[str]:
+def render(summary: ReportData) -> Iterator[str]:
     """The page in pieces: every name from a run passes through `html.escape` or JSON."""
     template = (resources("maxinforl.experiments") / "report.html").read_text(encoding="utf-8")
     panels = {
@@ -99,10 +99,10 @@ def render(summary: Summary) -> Iterator[str]:
         yield parts[piece] if i % 2 else piece
 
 
-def _title(summary: Summary) -> str:
+def _title(summary: ReportData) -> str:
     envs = sorted({run.env for run in summary.runs})
     where = envs[0] if len(envs) == 1 else f"{len(envs)} tasks"
-    return f"{count(len(summary.labels), 'algorithm')}, {where}, {count(len(summary.runs), 'run')}"
+    return f"{plural(len(summary.labels), 'algorithm')}, {where}, {plural(len(summary.runs), 'run')}"
 
 
 def _tab(tab: str, first: bool) -> str:
@@ -119,7 +119,7 @@ def _panel(tab: str, content: str, first: bool) -> str:
 # --- parts of the page ----------------------------------------------------------------------------------------
 
 
-def _overview(summary: Summary) -> str:
+def _overview(summary: ReportData) -> str:
     return _list("Missing or left out", summary.problems) + "".join(map(_table, summary.tables))
 
 
@@ -134,7 +134,7 @@ def _list(title: str, sentences: Sequence[str]) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
     body = "".join(map(_row, table.rows))
     grid = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -147,7 +147,7 @@ def _row(cells: Sequence[str]) -> str:
     return f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{value}</td>" for value in values) + "</tr>"
 
 
-def _videos(summary: Summary) -> str:
+def _videos(summary: ReportData) -> str:
     """Small recordings inside the page, the others by name."""
     parts, left = [], VIDEOS_LIMIT
     for run, video in [(r, v) for r in summary.runs for v in r.videos]:
@@ -165,24 +165,24 @@ def _videos(summary: Summary) -> str:
     return f'<div class="videos">{"".join(parts)}</div>' if parts else ""
 
 
-def _data(summary: Summary) -> str:
+def _data(summary: ReportData) -> str:
     lines = _commands(summary.runs)
     versions = defaultdict(Counter)
     for run in summary.runs:
         for name, version in run.versions.items():
             versions[name][version] += 1
     rows = [
-        [name, "; ".join(f"{v} ({count(n, 'run')})" for v, n in counts.most_common(20))]
+        [name, "; ".join(f"{v} ({plural(n, 'run')})" for v, n in counts.most_common(20))]
         for name, counts in versions.items()
     ]
-    table = Table("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
+    table = TextTable("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
     listed = "\n".join(lines) if lines else "the runs recorded no command"
     return f"{_download(summary)}<h2>Commands</h2><pre>{html.escape(listed)}</pre>{_table(table) if rows else ''}"
 
 
-def _commands(runs: Sequence[Run]) -> list[str]:
+def _commands(runs: Sequence[RunLogs]) -> list[str]:
     """The exact command of each run; commands that differ by the seed alone are one line in which N stands for it."""
-    groups: dict[str, list[Run]] = defaultdict(list)
+    groups: dict[str, list[RunLogs]] = defaultdict(list)
     for run in runs:
         if run.command:
             alike = re.sub(rf"\bseed-{run.seed}\b", "seed-N", re.sub(r" --seed[ =]\d+", "", run.command))
@@ -192,12 +192,12 @@ def _commands(runs: Sequence[Run]) -> list[str]:
         one = len({run.command for run in group}) == 1
         seeds = ", ".join(map(str, sorted({run.seed for run in group})[:20]))
         lines.append(
-            f"{group[0].command if one else f'{alike} --seed N'}   # {count(len(group), 'run')}, seeds {seeds}"
+            f"{group[0].command if one else f'{alike} --seed N'}   # {plural(len(group), 'run')}, seeds {seeds}"
         )
     return lines
 
 
-def _download(summary: Summary) -> str:
+def _download(summary: ReportData) -> str:
     raw = raw_csv(summary.runs).encode()
     small = len(raw) <= PLAIN_CSV_LIMIT
     content = base64.b64encode(raw if small else gzip.compress(raw, compresslevel=3, mtime=0)).decode()
@@ -206,7 +206,7 @@ def _download(summary: Summary) -> str:
     return f"<h2>Raw data</h2><p>{link} Every logged return of every run.</p>"
 
 
-def raw_csv(runs: Sequence[Run]) -> str:
+def raw_csv(runs: Sequence[RunLogs]) -> str:
     """Every return behind the curves: algorithm, task, seed, both step counters, value, where it was measured."""
     lines = ["algorithm,env,seed,step,env_step,return,source"]
     for label, group in label_runs(runs).items():
@@ -263,17 +263,17 @@ def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") 
     """One figure file per tab of the report (curves, profiles, exploration, states) in `out`."""
     if fmt not in ("png", "pdf", "svg"):
         raise BadInput(f"figures can be written as png, pdf or svg, not '{shown(fmt)}'")
-    summary, written = _summary(paths), []
+    summary, written = _collect(paths), []
     for tab in TABS:
         charts = [chart for chart in summary.charts if chart.tab == tab]
         for start in range(0, len(charts), PANELS):
             name = tab if len(charts) <= PANELS else f"{tab}-{start // PANELS + 1}"
-            written.append(draw(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
+            written.append(draw_charts(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
     return written
 
 
 @figures.styled
-def draw(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+def draw_charts(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
     columns = min(3, len(charts))
     figure, axes = figures.canvas(-(-len(charts) // columns), columns)
     for ax, chart in zip(axes, charts):

@@ -17,15 +17,20 @@ import numpy as np
 
 from maxinforl import files
 from maxinforl.errors import BadInput, unknown
-from maxinforl.experiments import figures, report, summary, sweep, theory
-from maxinforl.experiments.claims import NOT_RUN, SPEED, Claim, Evidence, Verdict, judge, parse_claims
-from maxinforl.experiments.rundir import Run, read_run
-from maxinforl.experiments.suite import Planned, Suite, finished, logged_steps, parse_suite, plan
+from maxinforl.experiments import charts, figures, report, sweep, theory
+from maxinforl.experiments.claims import SPEED, Claim, Evidence, judge, parse_claims
+from maxinforl.experiments.formatting import plural
+from maxinforl.experiments.read_runs import RunLogs, read_run_logs
+from maxinforl.experiments.suite import Suite
+from maxinforl.experiments.suite_file import parse_suite
+from maxinforl.experiments.suite_runs import PlannedRun, finished, logged_steps, plan
+from maxinforl.experiments.summary import summarise
+from maxinforl.experiments.verdicts import NOT_RUN, Verdict, verdict_table
 from maxinforl.training.directory import command_line, commit
 
 KINDS = ("curves", "profiles", "exploration", "states", "speed")
-SEEDS, LEAST_SEEDS = 5, 3  # of the paper, and of any scale
-METRICS = summary.METRICS | {"time/fps"}
+PAPER_SEEDS, MIN_SEEDS = 5, 3  # of the paper, and of any scale
+FIGURE_METRICS = charts.METRICS | {"time/fps"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Figure:
     metrics: tuple[str, ...] = ()
 
 
-def names() -> list[str]:
+def figure_names() -> list[str]:
     """Every figure there is, those of the theory last."""
     shipped = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
     return [*sorted(shipped), *theory.REPRODUCE]
@@ -50,10 +55,10 @@ def _folder() -> Any:
     return resources("maxinforl.experiments") / "suites"
 
 
-def figure(name: str) -> Figure:
+def load_figure(name: str) -> Figure:
     """The figure of that name."""
-    if name not in names() or name in theory.REPRODUCE:
-        raise unknown("figure", name, names(), "`maxinforl list --figures` shows them all.")
+    if name not in figure_names() or name in theory.REPRODUCE:
+        raise unknown("figure", name, figure_names(), "`maxinforl list --figures` shows them all.")
     table = files.read_toml(str(_folder() / f"{name}.toml"))
     if "like" in table:  # another figure's runs, except for what this one says itself
         table = {**files.read_toml(str(_folder() / f"{table.pop('like')}.toml")), "about": "", **table}
@@ -76,7 +81,7 @@ def scaled(suite: Suite, scale: float) -> Suite:
     """At scale S: steps × S and max(3, round(5 S)) seeds."""
     if not 0 < scale <= 1:
         raise BadInput(f"--scale must be above 0 and at most 1, not {scale:g}")
-    return replace(suite, scale=scale, seeds=tuple(range(max(LEAST_SEEDS, round(SEEDS * scale)))))
+    return replace(suite, scale=scale, seeds=tuple(range(max(MIN_SEEDS, round(PAPER_SEEDS * scale)))))
 
 
 def reduction(whole: Suite, part: Suite) -> str:
@@ -98,9 +103,9 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
     """Runs what is missing, then draws and judges whatever there is; the exit code is that of the runs."""
     if name in theory.REPRODUCE:
         return _theory(name, out, scale, args)
-    found = figure(name)
-    suite = sweep.chosen(scaled(found.suite, scale), args)
-    where = sweep.Where.of(args)
+    found = load_figure(name)
+    suite = sweep.select(scaled(found.suite, scale), args)
+    where = sweep.LaunchOptions.of(args)
     if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times are of one machine and day
         where = replace(where, reuse=[Path("results")])
     code = sweep.run(suite, out / "runs", where)
@@ -109,7 +114,7 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
     planned = plan(suite.runs(), out / "runs", where.reuse)
     show(write(found, suite, planned, out))
     if missing := sum(p.state != "finished" for p in planned):
-        print(f"{missing} of {summary.count(len(planned), 'run')} are missing, or were made with other settings")
+        print(f"{missing} of {plural(len(planned), 'run')} are missing, or were made with other settings")
     return code
 
 
@@ -128,22 +133,22 @@ def show(verdicts: Sequence[Verdict]) -> None:
     for verdict in judged:
         print(f"{verdict['verdict']:>12}  {verdict['claim']}")
     if len(judged) < len(verdicts):
-        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {summary.count(len(verdicts), 'claim')}")
+        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {plural(len(verdicts), 'claim')}")
 
 
-def gather(planned: Sequence[Planned], problems: list[str]) -> list[Run]:
+def gather(planned: Sequence[PlannedRun], problems: list[str]) -> list[RunLogs]:
     """The runs that got anywhere, called as the figure calls them."""
     runs = []
     for p in planned:
         if (p.directory / "config.toml").exists() and logged_steps(p.directory) > 0:
-            run = read_run(p.directory, problems, METRICS)
+            run = read_run_logs(p.directory, problems, FIGURE_METRICS)
             runs.append(replace(run, algo=p.run.label, env=p.run.environment, config={}))
             if not finished(p.directory, p.run.settings.steps):
                 problems.append(f"{p.run.name} is not finished: it stopped at step {logged_steps(p.directory)}")
     return runs
 
 
-def write(found: Figure, suite: Suite, planned: Sequence[Planned], out: Path) -> list[Verdict]:
+def write(found: Figure, suite: Suite, planned: Sequence[PlannedRun], out: Path) -> list[Verdict]:
     """Verdicts, figure, data and a README for the runs there are."""
     problems: list[str] = []
     runs = gather(planned, problems)
@@ -153,38 +158,38 @@ def write(found: Figure, suite: Suite, planned: Sequence[Planned], out: Path) ->
     (out / "verdicts.json").write_text(json.dumps(verdicts, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     if runs:
         (out / "returns.csv").write_text(report.raw_csv(runs))
-        draw(found, runs, out, problems)
+        draw_figure(found, runs, out, problems)
     missing = len(planned) - len(runs)
     problems += [f"{missing} of {len(planned)} runs are missing"] if missing else []
     (out / "README.md").write_text(_readme(found, verdicts, reduced, problems, _source(planned, runs, out)))
     return verdicts
 
 
-def draw(found: Figure, runs: Sequence[Run], out: Path, problems: list[str]) -> None:
+def draw_figure(found: Figure, runs: Sequence[RunLogs], out: Path, problems: list[str]) -> None:
     """figure.png and figure.pdf, and figure.csv with the numbers in them."""
     if found.kind == "speed":
         _draw_speed(runs, out)
         return
-    whole = summary.summarise(runs)
-    titles = {summary.EXPLORATION[name] for name in found.metrics if name in summary.EXPLORATION}
+    whole = summarise(runs)
+    titles = {charts.EXPLORATION[name] for name in found.metrics if name in charts.EXPLORATION}
     charts = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
     problems += [p for p in whole.problems if p not in problems]
     if not charts:
         problems.append("the runs hold nothing that this figure shows")
         return
     for suffix in ("png", "pdf"):
-        report.draw(charts[: report.PANELS], whole.labels, out / f"figure.{suffix}")
+        report.draw_charts(charts[: report.PANELS], whole.labels, out / f"figure.{suffix}")
     rows = [
         (chart.title, chart.ylabel, whole.labels[line.label] + (" (target)" if line.dashed else ""), *point)
         for chart in charts
         for line in chart.lines
         for point in zip(line.x, line.y, *(line.y if b is None else b for b in (line.low, line.high)))
     ]
-    theory.write_csv(out / "figure.csv", ["panel", "quantity", "series", "x", "y", "low", "high"], rows, digits=6)
+    figures.write_csv(out / "figure.csv", ["panel", "quantity", "series", "x", "y", "low", "high"], rows, digits=6)
 
 
 @figures.styled
-def _draw_speed(runs: Sequence[Run], out: Path) -> None:
+def _draw_speed(runs: Sequence[RunLogs], out: Path) -> None:
     """Milliseconds per agent step, a point per run."""
     evidence = Evidence(runs)
     claim = Claim("", "", "above", statistic=SPEED, window=(0.25, 1.0))
@@ -198,10 +203,10 @@ def _draw_speed(runs: Sequence[Run], out: Path) -> None:
     for suffix in ("png", "pdf"):
         figures.save(figure, out / f"figure.{suffix}")
     rows = [(*name.split("\n"), i, v) for name, values in cells.items() for i, v in enumerate(values)]
-    theory.write_csv(out / "figure.csv", ["algorithm", "environment", "run", "ms_per_step"], rows, digits=6)
+    figures.write_csv(out / "figure.csv", ["algorithm", "environment", "run", "ms_per_step"], rows, digits=6)
 
 
-def _source(planned: Sequence[Planned], runs: Sequence[Run], out: Path) -> str:
+def _source(planned: Sequence[PlannedRun], runs: Sequence[RunLogs], out: Path) -> str:
     home = (out / "runs").resolve()
     reused = sum(not run.path.resolve().is_relative_to(home) for run in runs)
     return f"{len(runs)} of {len(planned)} runs" + (f", {reused} of them reused" if reused else "")
@@ -215,5 +220,5 @@ def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: 
     lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []
     judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
     rest = len(verdicts) - len(judged)
-    lines += [f"{summary.count(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
-    return "\n".join([*lines, "", theory.verdict_table(judged) if judged else ""])
+    lines += [f"{plural(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
+    return "\n".join([*lines, "", verdict_table(judged) if judged else ""])

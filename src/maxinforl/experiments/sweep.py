@@ -18,20 +18,21 @@ from rich.table import Table
 
 from maxinforl.errors import unknown
 from maxinforl.experiments import cost
+from maxinforl.experiments.formatting import plural, print_problems
 from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
-from maxinforl.experiments.suite import Planned, Suite, last_line, plan
-from maxinforl.experiments.summary import count, tell
+from maxinforl.experiments.suite import Suite
+from maxinforl.experiments.suite_runs import PlannedRun, last_line, plan
 
 DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
-ROWS = 20  # of the live table
+LIVE_ROWS = 20  # of the live table
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 @dataclass
-class Row:
+class RunStatus:
     """What is known of one run while the suite goes on."""
 
-    planned: Planned
+    planned: PlannedRun
     state: str
     tail: str = ""
 
@@ -59,7 +60,7 @@ class Row:
 class Sweep:
     """Every planned run and how far it is; `go` returns the exit code."""
 
-    plan: Sequence[Planned]
+    plan: Sequence[PlannedRun]
     launcher: Launcher
     out: Path
     threads: int = 1
@@ -68,16 +69,16 @@ class Sweep:
 
     def __post_init__(self):
         start = {"finished": "finished", "interrupted": "waiting", "new": "waiting"}
-        self.rows = {p.run.name: Row(p, start[p.state]) for p in self.plan}
+        self.rows = {p.run.name: RunStatus(p, start[p.state]) for p in self.plan}
 
     def go(self) -> int:
         jobs = {p.run.name: job_for(p, self.out, self.threads) for p in self.plan if p.state != "finished"}
         before = len(self.rows) - len(jobs)
-        self.say(f"{count(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
+        self.say(f"{plural(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
         for job in jobs.values():
             self.launcher.submit(job)
         try:
-            with asked_to_stop() as stopping, self._screen():
+            with stop_signals() as stopping, self._screen():
                 self._watch(jobs, stopping)
         finally:
             self.launcher.stop()
@@ -122,9 +123,9 @@ class Sweep:
         rows = sorted(self.rows.values(), key=lambda row: order.index(row.state))
         counts = ", ".join(f"{n} {s}" for s in order if (n := sum(row.state == s for row in rows)))
         table = Table("run", "state", "steps", "return", "time left", box=None, caption=counts, pad_edge=False)
-        for row in rows[:ROWS] if self.console.is_terminal else ():
+        for row in rows[:LIVE_ROWS] if self.console.is_terminal else ():
             step, fps, score = row.progress() if row.state != "waiting" else (0, float("nan"), float("nan"))
-            left = clock((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
+            left = format_duration((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
             shown = "–" if score != score else f"{score:.1f}"
             state = f"[{STYLES[row.state]}]{row.state}[/]"
             table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", shown, left)
@@ -140,7 +141,7 @@ class Sweep:
         counts = ", ".join(
             f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted", "waiting") if s in states
         )
-        self.say(f"{counts} of {count(len(states), 'run')}")
+        self.say(f"{counts} of {plural(len(states), 'run')}")
         left = {"interrupted", "waiting"} & set(states)
         if left:
             self.say("start the same command again to finish the others")
@@ -148,7 +149,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Where:
+class LaunchOptions:
     """How a command line wants its suite run."""
 
     launcher: str = "local"
@@ -158,24 +159,24 @@ class Where:
     reuse: Sequence[Path] = ()
 
     @classmethod
-    def of(cls, args: Any) -> Where:
+    def of(cls, args: Any) -> LaunchOptions:
         return cls(args.launcher, args.address, args.jobs, args.dry_run, [Path(p) for p in args.reuse or ()])
 
 
-def chosen(suite: Suite, args: Any) -> Suite:
+def select(suite: Suite, args: Any) -> Suite:
     """The part of a suite, with the changes, that a command line asks for."""
     part = suite.restricted(args.algos, args.envs).changed(args.set)
     return replace(part, seeds=tuple(args.seeds)) if args.seeds else part
 
 
-def run(suite: Suite, out: Path, where: Where) -> int:
+def run(suite: Suite, out: Path, where: LaunchOptions) -> int:
     """Plans a suite and takes it to its end; a dry run says what would happen."""
     if where.launcher not in LAUNCHERS:
         raise unknown("launcher", where.launcher, LAUNCHERS)
     problems: list[str] = []
     planned = plan(suite.runs(), out, where.reuse, problems)
     console = Console()
-    tell(problems, console)
+    print_problems(problems, console)
     if where.dry_run:
         describe(suite, planned, out, where, console)
         return DONE
@@ -186,26 +187,26 @@ def run(suite: Suite, out: Path, where: Where) -> int:
     return Sweep(planned, launcher, out, suite.resources.cores, console).go()
 
 
-def describe(suite: Suite, planned: Sequence[Planned], out: Path, where: Where, console: Console) -> None:
+def describe(suite: Suite, planned: Sequence[PlannedRun], out: Path, where: LaunchOptions, console: Console) -> None:
     """What a dry run says, and for Slurm the scripts it writes."""
     say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
     left = [p for p in planned if p.state != "finished"]
     for line in cost.lines([p.run for p in left]) if left else ():
         say(line)
-    say(f"{len(planned) - len(left)} of {count(len(planned), 'run')} finished, {len(left)} left")
+    say(f"{len(planned) - len(left)} of {plural(len(planned), 'run')} finished, {len(left)} left")
     if where.launcher == "slurm":
         jobs = [job_for(p, out, suite.resources.cores) for p in left]
         say(f"wrote {len(write_scripts(jobs, suite.resources, out / 'slurm'))} scripts to {out / 'slurm'}")
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
+def stop_signals() -> Iterator[list[int]]:
     """A list that fills when SIGINT or SIGTERM arrives."""
     heard: list[int] = []
     old = {s: signal.signal(s, lambda number, _: heard.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from maxinforl.errors import BadInput
+from maxinforl.experiments.arrays import FloatArray
 from maxinforl.files import MiB, inside, read_npz, read_toml, reading, shown
 from maxinforl.training.store import CheckpointStore
 
@@ -27,7 +27,6 @@ DEPTH = 8  # how far below a given directory runs are looked for
 NAMES = 1000  # metrics a run may have
 LAST_STEP = 1e15
 LEFT_OUT, DAMAGED = "left out", "damaged"
-Array = NDArray[np.float64]
 
 
 class Problem(str):
@@ -45,13 +44,13 @@ class Problem(str):
 class Series:
     """One metric of one run: values in the order of `step` (agent steps) and `env_step`, without repeats."""
 
-    step: Array
-    env_step: Array
-    value: Array
+    step: FloatArray
+    env_step: FloatArray
+    value: FloatArray
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLogs:
     """What one seed of one algorithm on one task left behind."""
 
     path: Path
@@ -78,7 +77,7 @@ class Run:
         found = sorted(folder.glob("*.mp4")) if folder.is_dir() and not folder.is_symlink() else []
         return [path for path in found if path.is_file() and not path.is_symlink()]
 
-    def states(self) -> tuple[Array, Array] | None:
+    def states(self) -> tuple[FloatArray, FloatArray] | None:
         """Recorded states as (step [M], obs [M, d]), or None; BadInput if the file is damaged."""
         path = inside(self.path, "states.npz")
         return _read_states(path) if path.exists() else None
@@ -86,7 +85,7 @@ class Run:
 
 def find_runs(
     paths: Iterable[str | os.PathLike[str]], problems: list[str] | None = None, names: Container[str] | None = None
-) -> list[Run]:
+) -> list[RunLogs]:
     """Every run in or below `paths`, with the metrics in `names` (all if None).
 
     What could not be read is appended to `problems`, one sentence each.
@@ -99,12 +98,12 @@ def find_runs(
         found = [folder for folder in run_folders(top) if folder not in seen]
         seen.update(found)
         for folder in found:
-            with noting(problems):
-                runs.append(read_run(folder, problems, names))
+            with collect_problems(problems):
+                runs.append(read_run_logs(folder, problems, names))
     return runs
 
 
-def read_run(folder: Path, problems: list[str] | None = None, names: Container[str] | None = None) -> Run:
+def read_run_logs(folder: Path, problems: list[str] | None = None, names: Container[str] | None = None) -> RunLogs:
     """The run in `folder`; damaged metrics or evaluations are appended to `problems`, a damaged config is an error."""
     problems = [] if problems is None else problems
     config = _read_config(folder)
@@ -112,7 +111,7 @@ def read_run(folder: Path, problems: list[str] | None = None, names: Container[s
     logs = _read_logs(folder, config, damage, names)
     problems += [Problem(sentence, DAMAGED) for sentence in damage]
     versions = config.get("versions", {})
-    return Run(
+    return RunLogs(
         folder,
         *(config[name] for name in ("algo", "env", "seed", "steps")),
         command=str(config.get("command", "")),
@@ -127,10 +126,10 @@ def _read_logs(
 ) -> dict[str, Any]:
     """What a run's own files say of its training."""
     metrics, logged, evaluation = {}, 0.0, {}
-    with noting(damage):
+    with collect_problems(damage):
         evaluation = _read_evaluation(inside(folder, "eval.csv"), damage)
     told = bool(damage)
-    with noting(damage):
+    with collect_problems(damage):
         metrics, logged = _read_metrics(inside(folder, "metrics.jsonl"), damage, names)
     if (cut := _is_cut(folder, config, logged, evaluation)) and not told:
         last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
@@ -150,7 +149,7 @@ def _is_cut(folder: Path, config: Mapping[str, Any], logged: float, evaluation: 
     return max([logged, *saved]) >= config["steps"]
 
 
-class noting(suppress):  # noqa: N801 - a context manager, named like the verb it is
+class collect_problems(suppress):  # noqa: N801 - a context manager, named like the verb it is
     """Note the sentence of a BadInput and go on."""
 
     def __init__(self, problems: list[str]):
@@ -226,7 +225,7 @@ def _lines(path: Path) -> list[str]:
             return text.split("\n") if text else []
 
 
-class _Refused:
+class _SkippedLines:
     """The lines of a file that were not understood."""
 
     def __init__(self) -> None:
@@ -236,7 +235,7 @@ class _Refused:
         self.count += 1
         self.first = self.first or f"line {number}: {shown(str(why))}"
 
-    def tell(self, path: Path, problems: list[str]) -> None:
+    def report_to(self, path: Path, problems: list[str]) -> None:
         if self.count:
             lines = "a line" if self.count == 1 else f"{self.count} lines"
             problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
@@ -244,9 +243,9 @@ class _Refused:
 
 def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
     """The metrics in `names`, and the last step that anything was logged at."""
-    refused = _Refused()
-    rows = _json_rows(_lines(path), refused)
-    refused.tell(path, problems)
+    skipped = _SkippedLines()
+    rows = _json_rows(_lines(path), skipped)
+    skipped.report_to(path, problems)
     known = dict.fromkeys(itertools.chain.from_iterable(rows))
     kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
     if len(kept) > NAMES:
@@ -257,7 +256,7 @@ def _read_metrics(path: Path, problems: list[str], names: Container[str] | None)
     return _series(path, steps, env_steps, columns, problems), float(steps.max(initial=0.0))
 
 
-def _json_rows(lines: Sequence[str], refused: _Refused) -> list[dict[str, Any]]:
+def _json_rows(lines: Sequence[str], skipped: _SkippedLines) -> list[dict[str, Any]]:
     """The objects with steps in range, one per line."""
     try:  # all lines at once are read several times faster than one by one
         rows = json.loads("[" + ",".join(lines) + "]")
@@ -273,7 +272,7 @@ def _json_rows(lines: Sequence[str], refused: _Refused) -> list[dict[str, Any]]:
                 raise ValueError("it is not an object with a step")
             rows.append(row)
         except (ValueError, RecursionError) as error:
-            refused.line(number, error)
+            skipped.line(number, error)
     return rows
 
 
@@ -284,7 +283,7 @@ def _have_steps(rows: Sequence[Any]) -> bool:
     return set(map(type, counters)) <= {int, float} and all(map(LAST_STEP.__ge__, map(abs, counters)))
 
 
-def _column(values: Sequence[Any]) -> Array:
+def _column(values: Sequence[Any]) -> FloatArray:
     """Numbers as they are and NaN for anything else."""
     try:
         return np.array(values, float)
@@ -293,7 +292,7 @@ def _column(values: Sequence[Any]) -> Array:
         return np.array([v if number(v) else math.nan for v in values], float)
 
 
-def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step", "mean_return")) -> dict[str, Array]:
+def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step", "mean_return")) -> dict[str, FloatArray]:
     """The columns of an eval.csv, without the lines that cannot be read; none where it is empty."""
     lines = _lines(path)
     header = lines[0].strip().split(",") if lines else []
@@ -302,9 +301,9 @@ def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step",
     if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
         listed = " and ".join(needed)
         raise BadInput(f"{shown(path)} has no columns {listed}: it is not an evaluation of this version")
-    refused = _Refused()
-    table = dict(zip(header, _csv_rows(lines[1:], header, refused).T))
-    refused.tell(path, problems)
+    skipped = _SkippedLines()
+    table = dict(zip(header, _csv_rows(lines[1:], header, skipped).T))
+    skipped.report_to(path, problems)
     return table
 
 
@@ -316,7 +315,7 @@ def _read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
     return _series(path, steps, steps if env_steps is None else env_steps, table, problems)
 
 
-def _csv_rows(lines: Sequence[str], header: Sequence[str], refused: _Refused) -> Array:
+def _csv_rows(lines: Sequence[str], header: Sequence[str], skipped: _SkippedLines) -> FloatArray:
     """The rows of numbers with steps in range, [rows, columns]."""
     width, rows = len(header), []
     if {line.count(",") for line in lines} == {width - 1}:
@@ -331,7 +330,7 @@ def _csv_rows(lines: Sequence[str], header: Sequence[str], refused: _Refused) ->
                 raise ValueError(f"it does not hold {width} numbers with steps in range")
             rows.append(row)
         except ValueError as error:
-            refused.line(number, error)
+            skipped.line(number, error)
     return np.array(rows, float).reshape(-1, width)
 
 
@@ -340,7 +339,7 @@ def _counters(header: Sequence[str]) -> list[int]:
 
 
 def _series(
-    path: Path, steps: Array, env_steps: Array, columns: Mapping[str, Array], problems: list[str]
+    path: Path, steps: FloatArray, env_steps: FloatArray, columns: Mapping[str, FloatArray], problems: list[str]
 ) -> dict[str, Series]:
     """Columns in the order of steps; of a step logged twice, as after a resume, the later entry."""
     if not len(steps):
@@ -363,7 +362,7 @@ def _series(
 # --- states ---------------------------------------------------------------------------------------------------
 
 
-def _read_states(path: Path) -> tuple[Array, Array]:
+def _read_states(path: Path) -> tuple[FloatArray, FloatArray]:
     """`step` and `obs` of a states.npz."""
     step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
     if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():

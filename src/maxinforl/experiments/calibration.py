@@ -9,63 +9,63 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from scipy import stats
 
 from maxinforl.agent import Agent, load
 from maxinforl.deploy.frozen import learner_of
 from maxinforl.errors import BadInput
+from maxinforl.experiments.arrays import BoolArray, FloatArray
 from maxinforl.intrinsic import Ensemble
 from maxinforl.replay import Replay
 from maxinforl.training.checkpoint import rebuilt
 from maxinforl.training.store import CheckpointStore
 
-Array = NDArray[np.float64]
-ROWS = 4096  # transitions of the replay that are looked at
-HIGH = 0.05  # share of them that counts as high
+MAX_TRANSITIONS = 4096  # transitions of the replay that are looked at
+TOP_SHARE = 0.05  # share of them that counts as high
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class Calibration:
     """Transitions drawn from the replay of a checkpoint, and what the model says about each of them."""
 
     step: int
-    obs: Array  # [rows, width]; empty for images
-    action: Array
-    when: Array  # how far back in the replay, 0 the oldest and 1 the newest
-    gain: Array  # the intrinsic reward
-    spread: Array  # disagreement of the members, in normalised outputs
-    error: Array  # of the members' mean, in the same units
+    obs: FloatArray  # [rows, width]; empty for images
+    action: FloatArray
+    recency: FloatArray  # how far back in the replay, 0 the oldest and 1 the newest
+    gain: FloatArray  # the intrinsic reward
+    disagreement: FloatArray  # disagreement of the members, in normalised outputs
+    error: FloatArray  # of the members' mean, in the same units
 
     @property
     def correlation(self) -> float:
         """Rank correlation of disagreement and error."""
-        return rank_correlation(self.spread, self.error)
+        return rank_correlation(self.disagreement, self.error)
 
     @property
-    def high(self) -> NDArray[np.bool_]:
+    def high(self) -> BoolArray:
         """The transitions with the highest intrinsic rewards."""
-        return self.gain >= np.quantile(self.gain, 1 - HIGH)
+        return self.gain >= np.quantile(self.gain, 1 - TOP_SHARE)
 
     def bins(self, count: int = 4) -> list[tuple[float, float]]:
         """Mean disagreement and mean error of equal groups, from the least disagreement to the most."""
-        groups = np.array_split(np.argsort(self.spread, kind="stable"), count)
-        return [(float(self.spread[g].mean()), float(self.error[g].mean())) for g in groups]
+        groups = np.array_split(np.argsort(self.disagreement, kind="stable"), count)
+        return [(float(self.disagreement[g].mean()), float(self.error[g].mean())) for g in groups]
 
 
-def rank_correlation(x: Array, y: Array) -> float:
+def rank_correlation(x: FloatArray, y: FloatArray) -> float:
     """Spearman's; 0 where one of them does not vary."""
     a, b = average_rank(x), average_rank(y)
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
 
 
-def average_rank(v: Array) -> Array:
+def average_rank(v: FloatArray) -> FloatArray:
     """Ranks with the mean where values are equal."""
     _, inverse, count = np.unique(v, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return (last - (count - 1) / 2)[inverse]
 
 
-def know(path: Path) -> Knowledge:
+def read_calibration(path: Path) -> Calibration:
     """Asks the newest checkpoint of a run about its own replay; BadInput says why it cannot be asked."""
     agent, saved = load(path), CheckpointStore(path / "checkpoints").load()
     intrinsic = getattr(agent.strategy, "intrinsic", None)
@@ -75,11 +75,11 @@ def know(path: Path) -> Knowledge:
         raise BadInput("the checkpoint holds no replay")
     shape, dtype = agent.observation_space.shape, agent.observation_space.dtype
     blank = Replay.create(len(saved.rows.lanes), 1, shape, dtype, agent.spec.action, agent.stack)
-    return ask(agent, intrinsic, rebuilt(blank, saved.rows), saved.step)
+    return calibrate(agent, intrinsic, rebuilt(blank, saved.rows), saved.step)
 
 
-def ask(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Knowledge:
-    count = min(int(np.asarray(replay.pushed - replay.popped).sum()), 256 if agent.spec.pixels else ROWS)
+def calibrate(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Calibration:
+    count = min(int(np.asarray(replay.pushed - replay.popped).sum()), 256 if agent.spec.pixels else MAX_TRANSITIONS)
     if not count:
         raise BadInput("the replay is empty")
     base = agent.strategy.base
@@ -95,11 +95,11 @@ def ask(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Knowled
         return {
             "obs": jnp.zeros((count, 0)) if agent.spec.pixels else batch.obs,
             "action": batch.action,
-            "when": 1 - (replay.head[lane] - row) / jnp.maximum(jnp.minimum(replay.head[lane], replay.rows), 1),
+            "recency": 1 - (replay.head[lane] - row) / jnp.maximum(jnp.minimum(replay.head[lane], replay.rows), 1),
             "gain": intrinsic.reward(model, latents),
-            "spread": jnp.sqrt(mean.var(0).mean(-1)),
+            "disagreement": jnp.sqrt(mean.var(0).mean(-1)),
             "error": jnp.sqrt(jnp.square(mean.mean(0) - truth).mean(-1)),
         }
 
     found = numbers(agent._acting()[1], replay)
-    return Knowledge(step, **{name: np.array(value, np.float64) for name, value in found.items()})
+    return Calibration(step, **{name: np.array(value, np.float64) for name, value in found.items()})

@@ -1,0 +1,200 @@
+"""The runs of a suite: what identifies one, whether it is finished, and where it lies.
+
+A run is a `Settings` and a directory. Its fingerprint is the hash of everything that determines its numbers, so that a
+finished run is recognised wherever it lies and whichever flags described it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from maxinforl import config
+from maxinforl.envs.names import BRAX, JAX
+from maxinforl.errors import BadInput
+from maxinforl.experiments.read_runs import run_folders
+from maxinforl.explore import Strategy
+from maxinforl.settings import Settings, flag, resolve
+from maxinforl.training.directory import FORMAT, read_run
+from maxinforl.training.store import CheckpointStore
+
+SETTINGS = {f.name: f for f in fields(Settings)}
+PAIRS = ("env_arg", "set")  # settings that are lists of name and value
+PARTS = ("algo", "base", "explore", "intrinsic")  # settings that name the agent or its parts
+# Settings that do not change a run's numbers, and those whose meaning is already in the resolved agent.
+NOT_IN_FINGERPRINT = {"log_every", "save_every", "keep", "max_hours", "video", "record_states", "tensorboard", "wandb"}
+NOT_IN_FINGERPRINT |= {"max_faults", "workers", "env_timeout"}
+NOT_IN_FINGERPRINT |= {*PARTS, "set", "preset", "uncertainty", "capacity"}
+
+
+def fingerprint(settings: Settings, agent: Strategy) -> str:
+    """The hash of resolved settings and agent: equal where, on one machine, the numbers are."""
+    table = config.to_plain(settings)
+    own = {k: v for k, v in table.items() if k not in NOT_IN_FINGERPRINT and k != "kind"}
+    if not settings.env.startswith((JAX, BRAX)):
+        own.pop("loop")  # only pure environments can be compiled
+    own["capacity"] = min(settings.capacity or settings.steps, settings.steps)
+    whole = {"format": FORMAT, "settings": own, "agent": config.to_plain(agent)}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """One seed of one cell: what to run, what a figure calls it, and where below the output it lies."""
+
+    algorithm: str
+    environment: str
+    override: str
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        return f"{self.algorithm} ({self.override})" if self.override else self.algorithm
+
+    @property
+    def name(self) -> str:
+        parts = [self.algorithm, self.environment, *([self.override] if self.override else [])]
+        return "/".join([*map(slug, parts), f"seed-{self.settings.seed}"])
+
+    @cached_property
+    def resolved(self) -> tuple[Settings, Strategy]:
+        return resolve(self.settings)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(*self.resolved)
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags of `maxinforl train` that mean these settings."""
+        return as_flags(self.settings)
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "-"
+
+
+def as_flags(settings: Settings) -> list[str]:
+    """The inverse of the command line: flags for all that differs from the defaults."""
+    given: list[str] = []
+    for name, f in SETTINGS.items():
+        value = getattr(settings, name)
+        if value == f.default:
+            continue
+        if name in PAIRS:
+            given += [word for k, v in value for word in (flag(name), f"{k}={inline_toml(v)}")]
+        else:
+            given += [flag(name)] if value is True else [flag(name), str(value)]
+    return given
+
+
+def inline_toml(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} = {inline_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(inline_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def logged_steps(folder: Path) -> int:
+    """The last step a run evaluated or logged; -1 where it did neither."""
+    evaluated, logged = (last_line(folder / name) for name in ("eval.csv", "metrics.jsonl"))
+    steps = [-1]
+    if (first := evaluated.partition(",")[0]).isdecimal():
+        steps.append(int(first))
+    with suppress(ValueError, KeyError, TypeError):
+        steps.append(int(json.loads(logged)["step"]))
+    return max(steps)
+
+
+def last_line(path: Path) -> str:
+    """The last whole line of a text file; nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return lines[-2] if len(lines) > 1 else ""
+
+
+def finished(folder: Path, steps: int) -> bool:
+    """By its checkpoints; where they were not kept, as in published results, by its logs."""
+    saved = CheckpointStore(folder / "checkpoints").steps()
+    return (max(saved) if saved else logged_steps(folder)) >= steps
+
+
+def check_same(runs: Iterable[tuple[Settings, Path]]) -> None:
+    """Refuses to continue runs under other settings than theirs."""
+    for settings, directory in runs:
+        if not (directory / "config.toml").exists():
+            raise BadInput(f"{directory} holds no run although its neighbours do: leave --resume out")
+        own, agent, _ = read_run(directory)
+        if fingerprint(own, agent) != fingerprint(*resolve(settings)):
+            raise BadInput(f"{directory} holds a run with other settings: use another --out, or `maxinforl resume`")
+
+
+@dataclass
+class FinishedRuns:
+    """Finished runs below some directories, by fingerprint."""
+
+    roots: Sequence[Path]
+    problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def found(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for root in self.roots:
+            if not root.is_dir():
+                raise BadInput(f"--reuse {root} is not a directory")
+            for folder in run_folders(root.resolve()):
+                try:
+                    settings, agent, _ = read_run(folder)
+                except BadInput as error:
+                    self.problems.append(f"{folder}: {error}" if str(folder) not in str(error) else str(error))
+                    continue
+                if finished(folder, settings.steps):
+                    found.setdefault(fingerprint(settings, agent), []).append(folder)
+        return found
+
+    def find(self, run: SuiteRun) -> Path | None:
+        """A finished run with the same numbers; one that recorded states where those are asked for."""
+        needed = [name for name, on in (("states.npz", run.settings.record_states),) if on]
+        kept = [f for f in self.found.get(run.fingerprint, []) if all((f / name).exists() for name in needed)]
+        return kept[0] if kept else None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run, where it is or will be, and what is left to do: finished, interrupted or new."""
+
+    run: SuiteRun
+    directory: Path
+    state: str
+
+
+def plan(runs: Iterable[SuiteRun], out: Path, reuse: Sequence[Path] = (), problems: list[str] | None = None):
+    """What is there already, in `out` and in the directories to reuse, and what is left."""
+    library = FinishedRuns([Path(r) for r in reuse], [] if problems is None else problems)
+    return [_locate(run, out / run.name, library) for run in runs]
+
+
+def _locate(run: SuiteRun, directory: Path, library: FinishedRuns) -> PlannedRun:
+    if (directory / "config.toml").exists():
+        try:
+            read_run(directory)
+        except BadInput:  # which the run itself will say, and fail alone
+            return PlannedRun(run, directory, "interrupted")
+        check_same([(run.settings, directory)])
+        return PlannedRun(run, directory, "finished" if finished(directory, run.settings.steps) else "interrupted")
+    elsewhere = library.find(run)
+    return PlannedRun(run, directory, "new") if elsewhere is None else PlannedRun(run, elsewhere, "finished")
