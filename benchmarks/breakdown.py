@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from maxinforl.core.actor_critic import polyak
 from maxinforl.core.optimizer import descend
-from maxinforl.experiments.speed import Subject, best
+from maxinforl.experiments.speed import TimedAgent, best_times
 from maxinforl.settings import Settings
 
 SUBJECTS = {

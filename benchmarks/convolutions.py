@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from maxinforl.core.encoders import Pixels, _features
 from maxinforl.core.types import Spec
-from maxinforl.experiments.speed import best
+from maxinforl.experiments.speed import best_times
 from maxinforl.training.loop import keep_freed_memory
 
 

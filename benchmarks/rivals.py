@@ -25,7 +25,7 @@ for _ in range(10):
 """
 OURS = """
 import time
-from maxinforl.experiments.speed import Subject
+from maxinforl.experiments.speed import TimedAgent
 from maxinforl.settings import Settings
 subject = Subject(Settings(algo="{algo}", uncertainty="{uncertainty}", env="Pendulum-v1"))
 for _ in range(300):

@@ -19,7 +19,7 @@ import numpy as np
 
 from maxinforl.agent import make_trainer
 from maxinforl.core.update import unpack
-from maxinforl.experiments.speed import best
+from maxinforl.experiments.speed import best_times
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.loop import Trainer
 

@@ -13,7 +13,7 @@ from maxinforl.experiments import reproduce, theory
 from maxinforl.experiments import statistics as st
 from maxinforl.experiments.claims import CONFIRMED, CONTRADICTED, NOT_RUN, NOT_SHOWN, Claim, all_of, judge, parse_claims
 from maxinforl.experiments.cost import cost
-from maxinforl.experiments.rundir import Run, Series
+from maxinforl.experiments.read_runs import Run, Series
 from maxinforl.experiments.suite import parse_suite
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -212,12 +212,12 @@ FIGURES += (
 
 
 def test_every_figure_is_there():
-    assert set(reproduce.names()) == {*FIGURES.split(), *theory.REPRODUCE}
+    assert set(reproduce.figure_names()) == {*FIGURES.split(), *theory.REPRODUCE}
 
 
 @pytest.mark.parametrize("name", FIGURES.split())
 def test_a_figure_is_whole(name):
-    found = reproduce.figure(name)
+    found = reproduce.load_figure(name)
     assert found.claims and found.suite.title and len(found.suite.seeds) == 5
     labels = {r.label for r in found.suite.runs()}
     for claim in found.claims:
@@ -228,7 +228,7 @@ def test_a_figure_is_whole(name):
 
 
 def test_figures_share_runs():
-    prints = lambda name: {r.fingerprint for r in reproduce.figure(name).suite.runs()}
+    prints = lambda name: {r.fingerprint for r in reproduce.load_figure(name).suite.runs()}
     assert prints("summary") == prints("state-based")
     assert len(prints("rnd") & prints("action-cost")) == 2 * len(prints("rnd")) // 3
 

@@ -29,7 +29,7 @@ import maxinforl
 from maxinforl import cli, files
 from maxinforl.agent import make_trainer
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.experiments.suite import read_suite
+from maxinforl.experiments.suite_file import read_suite
 from maxinforl.settings import Settings, resolve
 from maxinforl.training import checkpoint
 from maxinforl.training.directory import read_run

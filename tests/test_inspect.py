@@ -11,9 +11,9 @@ import pytest
 import maxinforl
 from maxinforl import cli
 from maxinforl.errors import BadInput
-from maxinforl.experiments import inspection, knowledge
+from maxinforl.experiments import calibration, inspection
 from maxinforl.experiments.inspection import sparkline
-from maxinforl.experiments.knowledge import Knowledge, rank_correlation
+from maxinforl.experiments.calibration import Knowledge, rank_correlation
 from maxinforl.replay import Replay, Transition
 
 RESULTS = Path(__file__).parents[1] / "results" / "mountain-car"

@@ -21,9 +21,9 @@ import tomli_w
 
 from maxinforl import cli
 from maxinforl.errors import BadInput
-from maxinforl.experiments import figures, rundir
+from maxinforl.experiments import figures, read_runs
 from maxinforl.experiments import report as rp
-from maxinforl.experiments.rundir import Run, Series, find_runs, read_run
+from maxinforl.experiments.read_runs import Run, Series, find_runs, read_run
 from maxinforl.experiments.summary import coverage, label_runs, number, phase, summarise
 
 HEADER = "step,env_step,seed,mean_return,std_return,min_return,max_return,mean_length,episodes"

@@ -1,36 +1,28 @@
-"""Reading run directories that other processes, machines and versions wrote: believed line by line.
+"""Finding and reading run directories that other processes, machines and versions wrote.
 
-A file that cannot be read costs one sentence and what it held, never the report. Nothing is unpickled, links are
-not followed, and no size is trusted before it is checked.
+A damaged file is reported in one sentence and left out; it never fails the whole report. Symbolic links are not
+followed.
 """
 
-import itertools
-import json
-import math
 import os
-import stat
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from maxinforl.errors import BadInput
 from maxinforl.experiments.arrays import FloatArray
-from maxinforl.files import MiB, inside, read_npz, read_toml, reading, shown
+from maxinforl.experiments.log_files import Series, collect_problems, read_evaluation, read_metrics, read_states
+from maxinforl.files import inside, read_toml, reading, shown
 from maxinforl.training.store import CheckpointStore
 
-TEXT_LIMIT = 64 * MiB
-DEPTH = 8  # how far below a given directory runs are looked for
-NAMES = 1000  # metrics a run may have
-LAST_STEP = 1e15
+DEPTH = 8  # levels below a given directory that are searched for runs
 LEFT_OUT, DAMAGED = "left out", "damaged"
 
 
 class Problem(str):
-    """A sentence about what is missing or odd, and the kind of thing that is; a plain one is about what is left out."""
+    """A sentence about something missing or inconsistent, with its kind; a plain string is about something left out."""
 
     kind: str
 
@@ -41,54 +33,54 @@ class Problem(str):
 
 
 @dataclass(frozen=True)
-class Series:
-    """One metric of one run: values in the order of `step` (agent steps) and `env_step`, without repeats."""
-
-    step: FloatArray
-    env_step: FloatArray
-    value: FloatArray
-
-
-@dataclass(frozen=True)
 class RunLogs:
-    """What one seed of one algorithm on one task left behind."""
+    """The configuration and logs of one run (one algorithm, task and seed)."""
 
     path: Path
     algo: str
     env: str
     seed: int
-    steps: int  # agent steps it was asked for
+    steps: int  # agent steps requested
     command: str
     versions: Mapping[str, str]
     config: Mapping[str, Any]
     metrics: Mapping[str, Series] = field(default_factory=dict)
     evaluation: Mapping[str, Series] = field(default_factory=dict)  # by column of eval.csv
-    cut: bool = False  # it got to its last step, and eval.csv does not
+    cut: bool = False  # training reached its last step, but eval.csv ends before it
 
     @property
     def returns(self) -> Series | None:
-        """Evaluation returns; without any, the returns of the episodes it trained on."""
+        """Evaluation returns; if there are none, returns of training episodes."""
         return self.evaluation.get("mean_return") or self.metrics.get("rollout/ep_rew_mean")
 
     @property
     def videos(self) -> list[Path]:
-        """The recordings of the run, plain files only."""
+        """The recorded videos, regular files only."""
         folder = self.path / "videos"
         found = sorted(folder.glob("*.mp4")) if folder.is_dir() and not folder.is_symlink() else []
         return [path for path in found if path.is_file() and not path.is_symlink()]
 
     def states(self) -> tuple[FloatArray, FloatArray] | None:
-        """Recorded states as (step [M], obs [M, d]), or None; BadInput if the file is damaged."""
+        """Recorded states as (step [M], obs [M, d]), or None if the run recorded none."""
         path = inside(self.path, "states.npz")
-        return _read_states(path) if path.exists() else None
+        return read_states(path) if path.exists() else None
 
 
 def find_runs(
     paths: Iterable[str | os.PathLike[str]], problems: list[str] | None = None, names: Container[str] | None = None
 ) -> list[RunLogs]:
-    """Every run in or below `paths`, with the metrics in `names` (all if None).
+    """Find and read every run in or below some directories.
 
-    What could not be read is appended to `problems`, one sentence each.
+    Args:
+      paths: directories of runs, of seeds, or of any of those up to `DEPTH` levels deeper.
+      problems: a sentence about each thing that could not be read is appended here.
+      names: the metrics to keep; all if None.
+
+    Returns:
+      The runs, each once, in the order of their paths.
+
+    Example:
+      >>> find_runs(["results/mountain-car"])  # doctest: +SKIP
     """
     problems = [] if problems is None else problems
     seen, runs = set(), []
@@ -104,7 +96,7 @@ def find_runs(
 
 
 def read_run_logs(folder: Path, problems: list[str] | None = None, names: Container[str] | None = None) -> RunLogs:
-    """The run in `folder`; damaged metrics or evaluations are appended to `problems`, a damaged config is an error."""
+    """Read one run; damaged logs are appended to `problems`, a damaged config.toml raises `BadInput`."""
     problems = [] if problems is None else problems
     config = _read_config(folder)
     damage: list[str] = []
@@ -124,21 +116,21 @@ def read_run_logs(folder: Path, problems: list[str] | None = None, names: Contai
 def _read_logs(
     folder: Path, config: Mapping[str, Any], damage: list[str], names: Container[str] | None
 ) -> dict[str, Any]:
-    """What a run's own files say of its training."""
+    """The fields of `RunLogs` that come from metrics.jsonl and eval.csv."""
     metrics, logged, evaluation = {}, 0.0, {}
     with collect_problems(damage):
-        evaluation = _read_evaluation(inside(folder, "eval.csv"), damage)
-    told = bool(damage)
+        evaluation = read_evaluation(inside(folder, "eval.csv"), damage)
+    reported = bool(damage)
     with collect_problems(damage):
-        metrics, logged = _read_metrics(inside(folder, "metrics.jsonl"), damage, names)
-    if (cut := _is_cut(folder, config, logged, evaluation)) and not told:
+        metrics, logged = read_metrics(inside(folder, "metrics.jsonl"), damage, names)
+    if (cut := _is_cut(folder, config, logged, evaluation)) and not reported:
         last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
-        damage.append(f"{shown(folder / 'eval.csv')} is incomplete: {last}, and the run got to {config['steps']}")
+        damage.append(f"{shown(folder / 'eval.csv')} is incomplete: {last}, but the run reached {config['steps']}")
     return {"metrics": metrics, "evaluation": evaluation, "cut": cut}
 
 
 def _is_cut(folder: Path, config: Mapping[str, Any], logged: float, evaluation: Mapping[str, Series]) -> bool:
-    """Whether the last evaluations are gone: training ends with one, and without any it had no evaluator."""
+    """Whether the last evaluations are missing: training ends with one, unless evaluation was off."""
     settings = config.get("settings")
     off = isinstance(settings, dict) and settings.get("eval_episodes") == 0
     if off or "mean_return" not in evaluation or evaluation["mean_return"].step[-1] >= config["steps"]:
@@ -149,27 +141,14 @@ def _is_cut(folder: Path, config: Mapping[str, Any], logged: float, evaluation: 
     return max([logged, *saved]) >= config["steps"]
 
 
-class collect_problems(suppress):  # noqa: N801 - a context manager, named like the verb it is
-    """Note the sentence of a BadInput and go on."""
-
-    def __init__(self, problems: list[str]):
-        super().__init__(BadInput)
-        self.problems = problems
-
-    def __exit__(self, kind, error, trace) -> bool:
-        if isinstance(error, BadInput):
-            self.problems.append(str(error))
-        return super().__exit__(kind, error, trace)
-
-
 def run_folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """Folders of single runs: those with logs, else those with a config and no seeds below."""
+    """Directories of single runs: those with logs, else those with a config.toml and no seed-N below."""
     children = _subfolders(folder)
     names = {entry.name for entry in children}
     seeds = any(name.startswith("seed-") for name in names)
     try:
         has = {name: (folder / name).exists() for name in ("config.toml", "metrics.jsonl", "eval.csv")}
-    except OSError:  # whoever reads it says why that cannot be
+    except OSError:  # reading the run will report why
         yield folder
         return
     if has["metrics.jsonl"] or has["eval.csv"] or (has["config.toml"] and not seeds):
@@ -193,7 +172,7 @@ def _natural(name: str) -> tuple[str, int, str]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The run's own configuration, or for `seed-N` that of the directory above with this seed."""
+    """The config.toml of the run or, for `seed-N`, of the directory above, with this seed."""
     own, shared = inside(folder, "config.toml"), folder.parent / "config.toml"
     seed = folder.name.removeprefix("seed-")
     if own.exists() or not (folder.name.startswith("seed-") and seed.isdecimal() and shared.exists()):
@@ -204,167 +183,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
         if type(config.get(name)) is not kind:
             raise BadInput(f"{shown(where)} has no {name}: it is not a run of this version, run it again")
     return config
-
-
-# --- logs -----------------------------------------------------------------------------------------------------
-
-
-def _lines(path: Path) -> list[str]:
-    """The lines of a plain text file of bounded size; an absent file has none."""
-    with reading(path):
-        try:
-            status = os.lstat(path)
-        except FileNotFoundError:
-            return []
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{shown(path)} is not a file")
-        if status.st_size > TEXT_LIMIT:
-            raise BadInput(f"{shown(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
-        with path.open("rb") as file:
-            text = file.read(TEXT_LIMIT).decode(errors="replace").removesuffix("\n")
-            return text.split("\n") if text else []
-
-
-class _SkippedLines:
-    """The lines of a file that were not understood."""
-
-    def __init__(self) -> None:
-        self.count, self.first = 0, ""
-
-    def line(self, number: int, why: object) -> None:
-        self.count += 1
-        self.first = self.first or f"line {number}: {shown(str(why))}"
-
-    def report_to(self, path: Path, problems: list[str]) -> None:
-        if self.count:
-            lines = "a line" if self.count == 1 else f"{self.count} lines"
-            problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
-
-
-def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
-    """The metrics in `names`, and the last step that anything was logged at."""
-    skipped = _SkippedLines()
-    rows = _json_rows(_lines(path), skipped)
-    skipped.report_to(path, problems)
-    known = dict.fromkeys(itertools.chain.from_iterable(rows))
-    kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
-    if len(kept) > NAMES:
-        raise BadInput(f"{shown(path)} has {len(kept)} metrics where at most {NAMES} are allowed")
-    columns = {name: _column([row.get(name) for row in rows]) for name in kept}
-    steps = _column([row["step"] for row in rows])
-    env_steps = _column([row.get("env_step", row["step"]) for row in rows])
-    return _series(path, steps, env_steps, columns, problems), float(steps.max(initial=0.0))
-
-
-def _json_rows(lines: Sequence[str], skipped: _SkippedLines) -> list[dict[str, Any]]:
-    """The objects with steps in range, one per line."""
-    try:  # all lines at once are read several times faster than one by one
-        rows = json.loads("[" + ",".join(lines) + "]")
-        if len(rows) == len(lines) and _have_steps(rows):
-            return rows
-    except (ValueError, RecursionError):
-        pass
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            if not _have_steps([row]):
-                raise ValueError("it is not an object with a step")
-            rows.append(row)
-        except (ValueError, RecursionError) as error:
-            skipped.line(number, error)
-    return rows
-
-
-def _have_steps(rows: Sequence[Any]) -> bool:
-    if not set(map(type, rows)) <= {dict}:
-        return False
-    counters = [row.get("step") for row in rows] + [row.get("env_step", 0) for row in rows]
-    return set(map(type, counters)) <= {int, float} and all(map(LAST_STEP.__ge__, map(abs, counters)))
-
-
-def _column(values: Sequence[Any]) -> FloatArray:
-    """Numbers as they are and NaN for anything else."""
-    try:
-        return np.array(values, float)
-    except (ValueError, TypeError, OverflowError):
-        number = lambda v: type(v) is float or (type(v) is int and abs(v) < 1 << 64)
-        return np.array([v if number(v) else math.nan for v in values], float)
-
-
-def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step", "mean_return")) -> dict[str, FloatArray]:
-    """The columns of an eval.csv, without the lines that cannot be read; none where it is empty."""
-    lines = _lines(path)
-    header = lines[0].strip().split(",") if lines else []
-    if header in ([], [""]):
-        return {}
-    if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
-        listed = " and ".join(needed)
-        raise BadInput(f"{shown(path)} has no columns {listed}: it is not an evaluation of this version")
-    skipped = _SkippedLines()
-    table = dict(zip(header, _csv_rows(lines[1:], header, skipped).T))
-    skipped.report_to(path, problems)
-    return table
-
-
-def _read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
-    table = read_table(path, problems)
-    if not table:
-        return {}
-    steps, env_steps = table.pop("step"), table.pop("env_step", None)
-    return _series(path, steps, steps if env_steps is None else env_steps, table, problems)
-
-
-def _csv_rows(lines: Sequence[str], header: Sequence[str], skipped: _SkippedLines) -> FloatArray:
-    """The rows of numbers with steps in range, [rows, columns]."""
-    width, rows = len(header), []
-    if {line.count(",") for line in lines} == {width - 1}:
-        with suppress(ValueError):  # all lines at once are read several times faster than one by one
-            table = np.array(list(map(float, ",".join(lines).split(",")))).reshape(-1, width)
-            if (np.abs(table[:, _counters(header)]) <= LAST_STEP).all():
-                return table
-    for number, line in enumerate(lines, 2):
-        try:
-            row = list(map(float, line.split(",")))
-            if len(row) != width or not all(abs(row[i]) <= LAST_STEP for i in _counters(header)):
-                raise ValueError(f"it does not hold {width} numbers with steps in range")
-            rows.append(row)
-        except ValueError as error:
-            skipped.line(number, error)
-    return np.array(rows, float).reshape(-1, width)
-
-
-def _counters(header: Sequence[str]) -> list[int]:
-    return [i for i, name in enumerate(header) if name in ("step", "env_step")]
-
-
-def _series(
-    path: Path, steps: FloatArray, env_steps: FloatArray, columns: Mapping[str, FloatArray], problems: list[str]
-) -> dict[str, Series]:
-    """Columns in the order of steps; of a step logged twice, as after a resume, the later entry."""
-    if not len(steps):
-        return {}
-    last = np.arange(len(steps))
-    if (np.diff(steps) <= 0).any():
-        last = len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
-    steps, env_steps, series = steps[last], np.maximum.accumulate(env_steps[last]), {}
-    for name, column in columns.items():
-        there = np.isfinite(column := column[last])
-        if name == "mean_return" and not there.all():
-            problems.append(f"{shown(path)} has returns that are not finite: they were left out")
-        if there.all():
-            series[name] = Series(steps, env_steps, column)
-        elif there.any():
-            series[name] = Series(steps[there], env_steps[there], column[there])
-    return series
-
-
-# --- states ---------------------------------------------------------------------------------------------------
-
-
-def _read_states(path: Path) -> tuple[FloatArray, FloatArray]:
-    """`step` and `obs` of a states.npz."""
-    step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
-    if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():
-        raise BadInput(f"{shown(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
-    return step, obs

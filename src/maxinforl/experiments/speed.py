@@ -45,7 +45,7 @@ def floor(found: list[Product]) -> tuple[Callable, list]:
 
 @dataclass
 class Timing:
-    """Times in ms, best_times of several; dispatches per agent step."""
+    """Times in ms, the best of several repeats; dispatches per agent step."""
 
     algo: str
     floor_ms: float
@@ -230,5 +230,5 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
         console.print(f"wrote {json_file}", highlight=False, markup=False, soft_wrap=True)
     console.print(table(rows))
     console.print(
-        f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best_times of up to 150 repeats"
+        f"a 1024 x 1024 product: {rows[0].matmul_gflops:.0f} GFLOP/s; times are the best of up to 150 repeats"
     )

@@ -19,7 +19,7 @@ from maxinforl import files
 from maxinforl.agent import Agent, check_fit, compiles, env_options, load, make_trainer, plain_settings, read_spaces
 from maxinforl.envs import Caller, Watchdog, check_name, make_pool
 from maxinforl.errors import BadInput, missing_extra
-from maxinforl.experiments.rundir import noting, read_table
+from maxinforl.experiments.log_files import collect_problems, read_table
 from maxinforl.files import inside
 from maxinforl.settings import Settings, resolve, title
 from maxinforl.training import changes
@@ -135,7 +135,7 @@ def show(member: Member, directory: Path) -> None:
     """A table of the evaluations, and pictures."""
     settings, problems = member.settings, []
     rows = []
-    with noting(problems):
+    with collect_problems(problems):
         columns = read_table(inside(directory, "eval.csv"), problems, SHOWN)
         rows = list(zip(*(columns[name] for name in SHOWN))) if columns else []
     for sentence in problems:
