@@ -1,4 +1,4 @@
-"""What the intrinsic model of a checkpoint knows: where information gain is high, and whether it is calibrated."""
+"""The ensemble of a checkpoint on its own replay: where information gain is high, and whether it is calibrated."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ from maxinforl.replay import Replay
 from maxinforl.training.checkpoint import rebuilt
 from maxinforl.training.store import CheckpointStore
 
-MAX_TRANSITIONS = 4096  # transitions of the replay that are looked at
-TOP_SHARE = 0.05  # share of them that counts as high
+MAX_TRANSITIONS = 4096  # drawn from the replay
+TOP_SHARE = 0.05  # of the transitions, those with the highest intrinsic rewards
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Transitions drawn from the replay of a checkpoint, and what the model says about each of them."""
+    """Transitions drawn from the replay of a checkpoint, with the model's intrinsic reward and error on each."""
 
     step: int
     obs: FloatArray  # [rows, width]; empty for images
     action: FloatArray
-    recency: FloatArray  # how far back in the replay, 0 the oldest and 1 the newest
+    recency: FloatArray  # position in the replay, from 0 (oldest) to 1 (newest)
     gain: FloatArray  # the intrinsic reward
-    disagreement: FloatArray  # disagreement of the members, in normalised outputs
-    error: FloatArray  # of the members' mean, in the same units
+    disagreement: FloatArray  # standard deviation of the members' means, in normalised outputs
+    error: FloatArray  # of the mean over members, in the same units
 
     @property
     def correlation(self) -> float:
-        """Rank correlation of disagreement and error."""
-        return rank_correlation(self.disagreement, self.error)
+        """Spearman's rank correlation of disagreement and error; 0 if one of them is constant."""
+        if np.ptp(self.disagreement) == 0 or np.ptp(self.error) == 0:
+            return 0.0
+        return float(stats.spearmanr(self.disagreement, self.error).statistic)
 
     @property
     def high(self) -> BoolArray:
@@ -47,26 +49,13 @@ class Calibration:
         return self.gain >= np.quantile(self.gain, 1 - TOP_SHARE)
 
     def bins(self, count: int = 4) -> list[tuple[float, float]]:
-        """Mean disagreement and mean error of equal groups, from the least disagreement to the most."""
+        """Mean disagreement and mean error of groups of equal size, in order of disagreement."""
         groups = np.array_split(np.argsort(self.disagreement, kind="stable"), count)
         return [(float(self.disagreement[g].mean()), float(self.error[g].mean())) for g in groups]
 
 
-def rank_correlation(x: FloatArray, y: FloatArray) -> float:
-    """Spearman's; 0 where one of them does not vary."""
-    a, b = average_rank(x), average_rank(y)
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
-
-
-def average_rank(v: FloatArray) -> FloatArray:
-    """Ranks with the mean where values are equal."""
-    _, inverse, count = np.unique(v, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    return (last - (count - 1) / 2)[inverse]
-
-
 def read_calibration(path: Path) -> Calibration:
-    """Asks the newest checkpoint of a run about its own replay; BadInput says why it cannot be asked."""
+    """Evaluate the ensemble of a run's newest checkpoint on its own replay; raises `BadInput` if it has neither."""
     agent, saved = load(path), CheckpointStore(path / "checkpoints").load()
     intrinsic = getattr(agent.strategy, "intrinsic", None)
     if not isinstance(intrinsic, Ensemble):
@@ -75,17 +64,18 @@ def read_calibration(path: Path) -> Calibration:
         raise BadInput("the checkpoint holds no replay")
     shape, dtype = agent.observation_space.shape, agent.observation_space.dtype
     blank = Replay.create(len(saved.rows.lanes), 1, shape, dtype, agent.spec.action, agent.stack)
-    return calibrate(agent, intrinsic, rebuilt(blank, saved.rows), saved.step)
+    return evaluate_ensemble(agent, intrinsic, rebuilt(blank, saved.rows), saved.step)
 
 
-def calibrate(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Calibration:
+def evaluate_ensemble(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> Calibration:
+    """Draw transitions from `replay` and evaluate the agent's ensemble on them."""
     count = min(int(np.asarray(replay.pushed - replay.popped).sum()), 256 if agent.spec.pixels else MAX_TRANSITIONS)
     if not count:
         raise BadInput("the replay is empty")
     base = agent.strategy.base
 
     @jax.jit
-    def numbers(state: Any, replay: Replay) -> dict[str, Any]:
+    def evaluate(state: Any, replay: Replay) -> dict[str, Any]:
         key = jax.random.key(0)
         lane, row = replay.draw(key, (count,))
         batch = replay.sample(key, (count,), base.gamma)
@@ -101,5 +91,5 @@ def calibrate(agent: Agent, intrinsic: Ensemble, replay: Replay, step: int) -> C
             "error": jnp.sqrt(jnp.square(mean.mean(0) - truth).mean(-1)),
         }
 
-    found = numbers(agent._acting()[1], replay)
+    found = evaluate(agent._acting()[1], replay)
     return Calibration(step, **{name: np.array(value, np.float64) for name, value in found.items()})

@@ -11,9 +11,11 @@ from maxinforl.experiments import statistics as st
 from maxinforl.experiments.arrays import FloatArray
 from maxinforl.experiments.formatting import plural
 from maxinforl.experiments.grouping import RESAMPLES, TaskResults, by_env, common_grid, read_on_grid, shared_tasks
-from maxinforl.experiments.read_runs import DAMAGED, Problem, RunLogs, Series
+from maxinforl.experiments.log_files import Series
+from maxinforl.experiments.read_runs import DAMAGED, Problem, RunLogs
 
-PHASE_POINTS, PHASE_PLOTS, CELLS = 1500, 24, 20
+PHASE_POINTS, PHASE_PLOTS = 1500, 24  # points per phase plot, and plots per task
+CELLS = 20  # per axis of the coverage grid
 EXPLORATION = {
     "explore/alpha1": "entropy temperature α1",
     "explore/alpha2": "information-gain temperature α2",
@@ -21,6 +23,7 @@ EXPLORATION = {
     "explore/info_gain": "information gain (dashed: target policy)",
 }
 METRICS = {"rollout/ep_rew_mean", "explore/info_gain_target", *EXPLORATION}  # all that a report reads
+Band = tuple[FloatArray, FloatArray, FloatArray]  # value, low, high
 DASHED = {"explore/info_gain": "explore/info_gain_target"}
 
 
@@ -28,7 +31,7 @@ DASHED = {"explore/info_gain": "explore/info_gain_target"}
 class Line:
     """One series of a chart; `low` and `high` bound its band."""
 
-    label: int  # index into Summary.labels
+    label: int  # index into ReportData.labels
     x: FloatArray
     y: FloatArray
     low: FloatArray | None = None
@@ -58,11 +61,13 @@ def _mean_line(label: int, grid: FloatArray, curves: FloatArray, dashed: bool = 
 
 
 def curve_chart(task: TaskResults, index: Mapping[str, int]) -> Chart:
+    """Learning curves of one task."""
     lines = [_mean_line(index[label], task.grid, cell.curves) for label, cell in task.cells.items()]
     return Chart("curves", task.env, STEPS, "return (mean ± standard error)", lines)
 
 
 def aggregate_charts(tasks: Sequence[TaskResults], index: Mapping[str, int]) -> list[Chart]:
+    """Performance profile and sample efficiency over the tasks that every label finished."""
     common, labels = shared_tasks(tasks)
     if not common:
         return []
@@ -83,7 +88,7 @@ def aggregate_charts(tasks: Sequence[TaskResults], index: Mapping[str, int]) -> 
     ]
 
 
-def _efficiency(tasks: Sequence[TaskResults], label: str, share: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _efficiency(tasks: Sequence[TaskResults], label: str, share: FloatArray) -> Band:
     read = lambda task: st.on_grid(
         [task.grid / task.grid[-1] if task.grid[-1] else task.grid] * len(task.cells[label].curves),
         list(task.normalisation(task.cells[label].curves)),
@@ -92,11 +97,12 @@ def _efficiency(tasks: Sequence[TaskResults], label: str, share: FloatArray) -> 
     return st.sample_efficiency([read(task) for task in tasks], resamples=100)
 
 
-def _interval_line(label: int, x: FloatArray, band: tuple[FloatArray, FloatArray, FloatArray]) -> Line:
+def _interval_line(label: int, x: FloatArray, band: Band) -> Line:
     return Line(label, x, *band)
 
 
 def metric_charts(named: Mapping[str, Sequence[RunLogs]], index: Mapping[str, int]) -> list[Chart]:
+    """The metrics of `EXPLORATION`, one chart per environment and metric."""
     grouped = {label: by_env(runs) for label, runs in named.items()}
     charts = []
     for env in sorted({env for group in grouped.values() for env in group}):
@@ -108,7 +114,9 @@ def metric_charts(named: Mapping[str, Sequence[RunLogs]], index: Mapping[str, in
     return charts
 
 
-def _metric_lines(runs: Mapping[str, Sequence[RunLogs]], name: str, index: Mapping[str, int], dashed: bool) -> list[Line]:
+def _metric_lines(
+    runs: Mapping[str, Sequence[RunLogs]], name: str, index: Mapping[str, int], dashed: bool
+) -> list[Line]:
     series = {label: [run.metrics[name] for run in group if name in run.metrics] for label, group in runs.items()}
     series = {label: found for label, found in series.items() if found}
     if not series:
@@ -121,7 +129,8 @@ def _metric_lines(runs: Mapping[str, Sequence[RunLogs]], name: str, index: Mappi
 
 
 def phase(obs: FloatArray) -> tuple[FloatArray, tuple[str, str]]:
-    """Two coordinates of observations [M, d]: the angle of a (cos, sin, velocity) observation, else the first two."""
+    """Two coordinates of observations [M, d] and their names: angle and velocity of (cos, sin, velocity), else the first
+    two."""
     if obs.shape[1] == 3 and len(obs) and np.allclose((obs[:, :2] ** 2).sum(1), 1.0, atol=1e-3):
         return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], 1), ("angle", "angular velocity")
     second = obs[:, min(1, obs.shape[1] - 1)]
@@ -129,7 +138,11 @@ def phase(obs: FloatArray) -> tuple[FloatArray, tuple[str, str]]:
 
 
 def coverage(points: FloatArray, low: FloatArray, high: FloatArray, cells: int = CELLS) -> FloatArray:
-    """Share of a cells × cells grid over [low, high] visited up to each point."""
+    """Share of the cells of a grid over [low, high] that were visited up to each point.
+
+    >>> coverage(np.array([[0.0, 0.0], [1.0, 1.0]]), np.zeros(2), np.ones(2), cells=2)
+    array([0.25, 0.5 ])
+    """
     width = np.where(high > low, high - low, 1.0)
     place = np.clip(((points - low) / width * cells).astype(int), 0, cells - 1)
     _, first = np.unique(place[:, 0] * cells + place[:, 1], return_index=True)
@@ -139,6 +152,7 @@ def coverage(points: FloatArray, low: FloatArray, high: FloatArray, cells: int =
 
 
 def state_charts(named: Mapping[str, Sequence[RunLogs]], index: Mapping[str, int], problems: list[str]) -> list[Chart]:
+    """Coverage and phase plots of every environment with recorded states."""
     found: dict[str, list[tuple[str, RunLogs, FloatArray, FloatArray, tuple[str, str]]]] = defaultdict(list)
     for label, runs in named.items():
         for run in runs:
@@ -166,12 +180,12 @@ def _coverage_chart(env: str, visits: Sequence, index: Mapping[str, int]) -> Cha
         grown[label].append(Series(step, step, coverage(points, low, high)))
     grid = common_grid([s for group in grown.values() for s in group])
     lines = [_mean_line(index[label], grid, read_on_grid(group, grid)) for label, group in grown.items()]
-    text = f"share of {CELLS}×{CELLS} cells visited"
-    return Chart("states", f"{env}: coverage over time", AGENT_STEPS, text, lines)
+    ylabel = f"share of {CELLS}×{CELLS} cells visited"
+    return Chart("states", f"{env}: coverage over time", AGENT_STEPS, ylabel, lines)
 
 
 def _phase_charts(env: str, visits: Sequence, index: Mapping[str, int]) -> list[Chart]:
-    """The first seed of every label."""
+    """Visited states of the first seed of every label."""
     charts, seen = [], set()
     every = np.concatenate([points for _, _, _, points, _ in visits])
     (x0, y0), (x1, y1) = every.min(0).tolist(), every.max(0).tolist()

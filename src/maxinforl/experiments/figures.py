@@ -1,4 +1,4 @@
-"""One visual style for every figure: direct Matplotlib figures, no global state, no display needed."""
+"""One visual style for every figure, without pyplot's global state and without a display."""
 
 import csv
 import functools
@@ -20,7 +20,7 @@ from maxinforl.files import make_directory, writing
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the report's page uses the same.
+# Okabe and Ito's colour-blind safe colours; the report's page uses the same.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#666666", "#A6761D", "#A50F15")
 
 STYLE: dict[Any, Any] = {
@@ -37,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 7.5,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
-    "pdf.fonttype": 42,  # letters stay letters: journals refuse Type 3 fonts
+    "pdf.fonttype": 42,  # TrueType: journals reject Type 3 fonts
     "savefig.dpi": 160,
     "svg.hashsalt": "maxinforl",
 }

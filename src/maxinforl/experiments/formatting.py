@@ -11,23 +11,31 @@ from maxinforl.files import shown
 
 
 def plural(n: int, noun: str) -> str:
-    """'1 run', '2 runs'."""
+    """A count with its noun.
+
+    >>> plural(1, "run"), plural(2, "run")
+    ('1 run', '2 runs')
+    """
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def print_problems(problems: Iterable[str], console: Console) -> None:
-    """A line for each kind of problem: its first sentence, and how many others there are."""
+    """Print one line per kind of problem: its first sentence and the number of others."""
     kinds: dict[str, list[str]] = defaultdict(list)
     for sentence in problems:
         kinds[sentence.kind if isinstance(sentence, Problem) else LEFT_OUT].append(sentence)
     for kind, (first, *rest) in kinds.items():
         others = f" ({plural(len(rest), 'other')} likewise)" if rest else ""
-        said = f"{kind}: {shown(first)}{others}"
-        console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
+        line = f"{kind}: {shown(first)}{others}"
+        console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, no exponent for everyday sizes."""
+    """Three significant digits, without an exponent below 1e7.
+
+    >>> format_number(1234.5)
+    '1,234'
+    """
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "−∞"
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0

@@ -1,4 +1,4 @@
-"""Runs grouped for comparison: by task, by label, on a common grid of environment steps."""
+"""Runs grouped for comparison: by task, then by label (algorithm and the settings that differ), on a common grid."""
 
 import math
 from collections import defaultdict
@@ -11,14 +11,15 @@ import numpy as np
 from maxinforl.experiments import statistics as st
 from maxinforl.experiments.arrays import BoolArray, FloatArray
 from maxinforl.experiments.formatting import plural
-from maxinforl.experiments.read_runs import Problem, RunLogs, Series
+from maxinforl.experiments.log_files import Series
+from maxinforl.experiments.read_runs import Problem, RunLogs
 
 POINTS = 100  # of a curve on the page
 LATE = 0.9  # evaluations from this share of the steps on are the final score, as in claims
 RESAMPLES = 1000  # of every bootstrap in a report
 # Kinds of problems, besides those of reading a run.
 INCOMPLETE, STOPPED, MISSING = "incomplete", "stopped", "missing"
-LENGTHS, SETTINGS = "other lengths", "other settings"
+OTHER_LENGTHS, OTHER_SETTINGS = "other lengths", "other settings"
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ class Cell:
 
     runs: Sequence[RunLogs]
     curves: FloatArray  # [seeds, grid]
-    finished: BoolArray  # per seed: it reached the task's horizon
-    late: BoolArray  # per grid point: it counts for the final score
+    finished: BoolArray  # per seed: whether it reached the task's last grid point
+    late: BoolArray  # per grid point: whether it counts for the final score
 
     @property
     def final(self) -> FloatArray:
-        """Mean of the late evaluations, of finished runs only."""
+        """Final score of each finished run: the mean of its late evaluations."""
         return self.curves[np.ix_(self.finished, self.late)].mean(1)
 
 
@@ -44,30 +45,53 @@ class TaskResults:
     grid: FloatArray
     cells: Mapping[str, Cell]
     normalisation: st.Normalisation
-    given: float | None = None  # the threshold that was asked for
+    given: float | None = None  # the user's threshold
 
     @property
     def start(self) -> int:
-        """The first grid point from which on every finished run is known."""
+        """The first grid point at which every finished run has a value."""
         known = np.concatenate([np.isfinite(cell.curves[cell.finished]) for cell in self.cells.values()])
         return int(np.argmax(known.all(0))) if len(known) else 0
 
     @property
     def threshold(self) -> float:
-        """The one asked for, else halfway up the normalisation's range."""
+        """The return to which steps are counted: the user's, else the middle of the normalised range."""
         return self.given if self.given is not None else (self.normalisation.low + self.normalisation.high) / 2
 
 
-# Never part of a label: what differs from run to run anyway, or changes nothing that is learned.
-SAME = {"algo", "env", "seed", "steps", "command", "versions", "format", "cores", "by_name", "spaces", "together"}
-SILENT = {"eval_every", "eval_episodes", "log_every", "save_every", "keep", "max_hours", "video", "record_states"}
-SILENT |= {"tensorboard", "wandb", "base", "explore", "intrinsic", "set", "preset", "uncertainty", "capacity", "loop"}
-SILENT |= {"max_faults", "workers", "env_timeout", "on_nan"}
-TASK = {"env_arg", "action_cost", "action_repeat", "image_size", "frame_stack"}  # what belongs to the task
+# Never part of a label: what identifies a run, and what does not change what is learned.
+IDENTIFYING = {
+    "algo",
+    "env",
+    "seed",
+    "steps",
+    "command",
+    "versions",
+    "format",
+    "cores",
+    "by_name",
+    "spaces",
+    "together",
+}
+NOT_LEARNING = {"eval_every", "eval_episodes", "log_every", "save_every", "keep", "max_hours", "video", "record_states"}
+NOT_LEARNING |= {
+    "tensorboard",
+    "wandb",
+    "base",
+    "explore",
+    "intrinsic",
+    "set",
+    "preset",
+    "uncertainty",
+    "capacity",
+    "loop",
+}
+NOT_LEARNING |= {"max_faults", "workers", "env_timeout", "on_nan"}
+TASK = {"env_arg", "action_cost", "action_repeat", "image_size", "frame_stack"}  # part of the task
 
 
 def name_tasks(runs: Sequence[RunLogs]) -> list[RunLogs]:
-    """Runs whose task is told apart: what differs between tasks of one environment is added to its name."""
+    """Runs whose `env` includes the task settings that differ between runs of that environment."""
     settings = [_task_settings(run) for run in runs]
     keys = {key for table in settings for key in table}
     seen: dict[tuple[str, str], set[str | None]] = defaultdict(set)
@@ -76,8 +100,8 @@ def name_tasks(runs: Sequence[RunLogs]) -> list[RunLogs]:
             seen[run.env, key].add(table.get(key))
     named = []
     for run, table in zip(runs, settings):
-        said = [f"{key}={value}" for key, value in sorted(table.items()) if len(seen[run.env, key]) > 1]
-        named.append(replace(run, env=f"{run.env} ({', '.join(said)})") if said else run)
+        differing = [f"{key}={value}" for key, value in sorted(table.items()) if len(seen[run.env, key]) > 1]
+        named.append(replace(run, env=f"{run.env} ({', '.join(differing)})") if differing else run)
     return named
 
 
@@ -90,7 +114,10 @@ def _task_settings(run: RunLogs) -> dict[str, str]:
 
 
 def label_runs(runs: Sequence[RunLogs], problems: list[str] | None = None) -> dict[str, list[RunLogs]]:
-    """Runs by algorithm; settings that differ between runs of an algorithm on one task are added to its name."""
+    """Runs by label: the algorithm and the settings that differ between its runs on one task.
+
+    A seed counts once; copies are reported in `problems`.
+    """
     settings = {id(run): _flat(run.config) for run in runs}
     cells: dict[tuple[str, str], list[RunLogs]] = defaultdict(list)
     for run in runs:
@@ -104,29 +131,30 @@ def label_runs(runs: Sequence[RunLogs], problems: list[str] | None = None) -> di
     named: dict[str, list[RunLogs]] = defaultdict(list)
     for run in runs:
         own = settings[id(run)]
-        text = [f"{k.rpartition('.')[2]}={own[k]}" for k in sorted(varying[run.algo]) if k in own]
-        named[run.algo + (f" ({', '.join(text)})" if text else "")].append(run)
-    return {label: _one_per_seed(label, group, problems if problems is not None else []) for label, group in named.items()}
+        differing = [f"{k.rpartition('.')[2]}={own[k]}" for k in sorted(varying[run.algo]) if k in own]
+        named[run.algo + (f" ({', '.join(differing)})" if differing else "")].append(run)
+    problems = [] if problems is None else problems
+    return {label: _one_per_seed(label, group, problems) for label, group in named.items()}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat = {}
     for key, value in table.items():
-        if prefix == "settings." and key in SAME | SILENT | TASK:
+        if prefix == "settings." and key in IDENTIFYING | NOT_LEARNING | TASK:
             continue
-        if prefix or key not in SAME:
+        if prefix or key not in IDENTIFYING:
             flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: str(value)}
     return flat
 
 
 def _one_per_seed(label: str, runs: Sequence[RunLogs], problems: list[str]) -> list[RunLogs]:
-    """A seed counts once: of copies of the same run, the one that got furthest."""
+    """Of several runs with one seed, the one that trained longest."""
     best: dict[tuple[str, int], RunLogs] = {}
     for run in sorted(runs, key=_reached):
         best[run.env, run.seed] = run
     if len(best) < len(runs):
         extra = len(runs) - len(best)
-        problems.append(f"{label} has {plural(extra, 'run')} of seeds that are there already: the longest of each was kept")
+        problems.append(f"{label} has {plural(extra, 'run')} with duplicate seeds: kept the longest of each")
     return sorted(best.values(), key=lambda run: (run.env, run.seed))
 
 
@@ -135,6 +163,7 @@ def _reached(run: RunLogs) -> float:
 
 
 def by_env(runs: Iterable[RunLogs]) -> dict[str, list[RunLogs]]:
+    """Runs by environment."""
     grouped: dict[str, list[RunLogs]] = defaultdict(list)
     for run in runs:
         grouped[run.env].append(run)
@@ -142,23 +171,27 @@ def by_env(runs: Iterable[RunLogs]) -> dict[str, list[RunLogs]]:
 
 
 def common_grid(series: Sequence[Series], end: float = math.inf) -> FloatArray:
-    """The steps at which anything was logged, thinned to `POINTS`."""
+    """Up to `POINTS` of the environment steps at which anything was logged, at most `end`."""
     steps = np.unique(np.concatenate([s.env_step for s in series]))
     steps = steps[steps <= end]
     return steps[np.unique(np.linspace(0, len(steps) - 1, POINTS).round().astype(int))] if len(steps) else steps
 
 
 def read_on_grid(series: Sequence[Series], grid: FloatArray) -> FloatArray:
+    """Series interpolated on a grid of environment steps, [series, grid]."""
     return st.on_grid([s.env_step for s in series], [s.value for s in series], grid)
 
 
 def group_tasks(named: Mapping[str, Sequence[RunLogs]], problems: list[str]) -> list[TaskResults]:
+    """The results of every task; runs without returns and missing seeds are reported in `problems`."""
     found: dict[str, dict[str, list[RunLogs]]] = defaultdict(dict)
     for label, runs in named.items():
         for env, cell in by_env(runs).items():
             kept = [run for run in cell if run.returns is not None and np.isfinite(run.returns.value).any()]
             if len(kept) < len(cell):
-                problems.append(f"{label} on {env} has {plural(len(cell) - len(kept), 'run')} without returns: left out")
+                problems.append(
+                    f"{label} on {env} has {plural(len(cell) - len(kept), 'run')} without returns: left out"
+                )
             if kept:
                 found[env][label] = kept
     tasks = [_task(env, found[env], problems) for env in sorted(found)]
@@ -167,7 +200,7 @@ def group_tasks(named: Mapping[str, Sequence[RunLogs]], problems: list[str]) -> 
 
 
 def _task(env: str, cells: Mapping[str, Sequence[RunLogs]], problems: list[str]) -> TaskResults:
-    """Read every curve on one grid, up to the last step that every label which finished anything reached."""
+    """All curves on one grid, which ends where the shortest of the labels with a finished run does."""
     series = {label: [run.returns for run in runs if run.returns] for label, runs in cells.items()}
     longest = {
         label: max((s.env_step[-1] for s, run in zip(series[label], runs) if _done(run, s)), default=math.nan)
@@ -179,44 +212,46 @@ def _task(env: str, cells: Mapping[str, Sequence[RunLogs]], problems: list[str])
     for label, runs in cells.items():
         curves = read_on_grid(series[label], grid)
         built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]), grid >= LATE * grid[-1])
-        problems += _short(f"{label} on {env}", built[label], f"{grid[-1]:,.0f} steps")
-    problems += _unlike(env, cells, horizon)
+        problems += _unfinished(f"{label} on {env}", built[label], f"{grid[-1]:,.0f} steps")
+    problems += _differences(env, cells, horizon)
     everything = np.concatenate([cell.curves.ravel() for cell in built.values()])
     return TaskResults(env, grid, built, st.normalisation(env, everything))
 
 
-def _short(where: str, cell: Cell, end: str) -> Sequence[str]:
-    """Why runs of a cell have no final score, a sentence for each reason."""
+def _unfinished(where: str, cell: Cell, end: str) -> Sequence[str]:
+    """Why runs of a cell have no final score: one sentence per reason."""
     runs = [run for run, finished in zip(cell.runs, cell.finished) if not finished]
     cut = sum(run.cut for run in runs)
     asked = sum(not run.cut and _reached(run) >= run.steps for run in runs)
     stopped = len(runs) - cut - asked
-    said = {
+    reasons = {
         INCOMPLETE: (cut, f"finished, but eval.csv is damaged or incomplete and ends before {end}"),
-        LENGTHS: (asked, f"asked for less than {end}"),
+        OTHER_LENGTHS: (asked, f"requested fewer than {end}"),
         STOPPED: (stopped, f"stopped before {end}"),
     }
     return [
         Problem(f"{where}: {plural(n, 'run')} {why}, without a final score", kind)
-        for kind, (n, why) in said.items()
+        for kind, (n, why) in reasons.items()
         if n
     ]
 
 
-ALIKE = ("learning_starts", "update_ratio", "batch_size", "num_envs", "eval_every", "eval_episodes")
+SHOULD_MATCH = ("learning_starts", "update_ratio", "batch_size", "num_envs", "eval_every", "eval_episodes")
 
 
-def _unlike(env: str, cells: Mapping[str, Sequence[RunLogs]], horizon: float) -> Sequence[str]:
-    """What a comparison on one task should know: runs that were cut, and settings in which algorithms differ."""
+def _differences(env: str, cells: Mapping[str, Sequence[RunLogs]], horizon: float) -> Sequence[str]:
+    """What makes runs of one task less comparable: different lengths and different settings."""
     runs = [run for group in cells.values() for run in group]
     longer = sum(run.returns is not None and run.returns.env_step[-1] > horizon for run in runs)
-    said = [f"{env}: {plural(longer, 'run')} went on after {horizon:,.0f} steps, and only what was before is compared"]
+    cut = [f"{env}: {plural(longer, 'run')} continued after {horizon:,.0f} steps; only the part before is compared"]
     tables = [run.config.get("settings") for run in runs]
     tables = [table for table in tables if isinstance(table, dict)]
-    values = {name: sorted({str(table[name]) for table in tables if name in table}) for name in ALIKE}
+    values = {name: sorted({str(table[name]) for table in tables if name in table}) for name in SHOULD_MATCH}
     differ = [f"{name} ({', '.join(found[:5])})" for name, found in values.items() if len(found) > 1]
-    other = [f"{env}: runs differ in {', '.join(differ)}, and are compared all the same"]
-    return [Problem(s, LENGTHS) for s in said * bool(longer)] + [Problem(s, SETTINGS) for s in other * bool(differ)]
+    other = [f"{env}: runs differ in {', '.join(differ)}, but are compared"]
+    return [Problem(s, OTHER_LENGTHS) for s in cut * bool(longer)] + [
+        Problem(s, OTHER_SETTINGS) for s in other * bool(differ)
+    ]
 
 
 def _done(run: RunLogs, series: Series) -> bool:
@@ -224,19 +259,19 @@ def _done(run: RunLogs, series: Series) -> bool:
 
 
 def _missing_seeds(task: TaskResults) -> Iterator[str]:
-    """Seeds that other algorithms have; an algorithm without any run on the task may never have been meant to have."""
+    """Seeds that other labels have on this task; a label without any run on it is not expected to have one."""
     seeds = {label: {run.seed for run in cell.runs} for label, cell in task.cells.items()}
     wanted = set.union(*seeds.values())
     for label in sorted(seeds):
         if missing := sorted(wanted - seeds[label]):
             noun = "seed" if len(missing) == 1 else "seeds"
             listed = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
-            so = "its intervals are wider" if len(seeds[label]) > 1 else "of one seed there are no intervals"
-            yield Problem(f"{label} on {task.env} misses {noun} {listed}: {so}", MISSING)
+            effect = "its intervals are wider" if len(seeds[label]) > 1 else "one seed has no intervals"
+            yield Problem(f"{label} on {task.env} misses {noun} {listed}: {effect}", MISSING)
 
 
 def shared_tasks(tasks: Sequence[TaskResults]) -> tuple[list[TaskResults], list[str]]:
-    """The tasks on which every label has a final score, and the labels."""
+    """The tasks on which every label has a final score, and all labels."""
     labels = sorted({label for task in tasks for label in task.cells})
     scored = lambda task, label: label in task.cells and task.cells[label].finished.any()
     return [task for task in tasks if all(scored(task, label) for label in labels)], labels

@@ -1,4 +1,4 @@
-"""`maxinforl reproduce FIGURE`: the runs, the plot and the verdicts of a figure of the paper.
+"""`maxinforl reproduce FIGURE`: the runs, the plot and the verdicts of one figure of the paper.
 
 A figure is a file in `suites/`: a suite, a kind of plot, and the paper's claims, all written before any run.
 """
@@ -29,13 +29,13 @@ from maxinforl.experiments.verdicts import NOT_RUN, Verdict, verdict_table
 from maxinforl.training.directory import command_line, commit
 
 KINDS = ("curves", "profiles", "exploration", "states", "speed")
-PAPER_SEEDS, MIN_SEEDS = 5, 3  # of the paper, and of any scale
+PAPER_SEEDS, MIN_SEEDS = 5, 3  # of the paper, and at any --scale
 FIGURE_METRICS = charts.METRICS | {"time/fps"}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure's file: `metrics` are what an exploration figure shows."""
+    """The contents of a figure's file; `metrics` are those that an exploration figure shows."""
 
     name: str
     suite: Suite
@@ -46,7 +46,7 @@ class Figure:
 
 
 def figure_names() -> list[str]:
-    """Every figure there is, those of the theory last."""
+    """The names of all figures, the theory experiments last."""
     shipped = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
     return [*sorted(shipped), *theory.REPRODUCE]
 
@@ -56,16 +56,17 @@ def _folder() -> Any:
 
 
 def load_figure(name: str) -> Figure:
-    """The figure of that name."""
+    """Read the file of a figure; raises `BadInput` with the nearest name if there is none."""
     if name not in figure_names() or name in theory.REPRODUCE:
         raise unknown("figure", name, figure_names(), "`maxinforl list --figures` shows them all.")
     table = files.read_toml(str(_folder() / f"{name}.toml"))
-    if "like" in table:  # another figure's runs, except for what this one says itself
+    if "like" in table:  # defaults to the keys of another figure's file
         table = {**files.read_toml(str(_folder() / f"{table.pop('like')}.toml")), "about": "", **table}
     return parse_figure(name, table)
 
 
 def parse_figure(name: str, table: Mapping[str, Any]) -> Figure:
+    """A figure from its table, every key checked."""
     suite = parse_suite(table, name, also=("figure", "claims", "about"))
     own = table.get("figure", {})
     for key in own:
@@ -85,28 +86,28 @@ def scaled(suite: Suite, scale: float) -> Suite:
 
 
 def reduction(whole: Suite, part: Suite) -> str:
-    """How a part of a figure falls short of it, in words; nothing where it does not."""
-    said = [] if part.scale == 1 else [f"{part.scale:g} of the paper's steps"]
+    """How `part` is smaller than the figure's whole suite, in words; empty if it is not."""
+    words = [] if part.scale == 1 else [f"{part.scale:g} of the paper's steps"]
     for kind in ("algorithms", "environments"):
         there, kept = len(getattr(whole, kind)), len(getattr(part, kind))
-        said += [f"{kept} of {there} {kind}"] if kept < there else []
-    said += [f"{len(part.seeds)} of {len(whole.seeds)} seeds"] if len(part.seeds) < len(whole.seeds) else []
+        words += [f"{kept} of {there} {kind}"] if kept < there else []
+    words += [f"{len(part.seeds)} of {len(whole.seeds)} seeds"] if len(part.seeds) < len(whole.seeds) else []
     agent = dict(part.changes.get("set", {}))
-    said += [f"{k}={v}" for k, v in {**part.changes, **agent}.items() if k != "set"]
-    return "; ".join(said)
+    words += [f"{k}={v}" for k, v in {**part.changes, **agent}.items() if k != "set"]
+    return "; ".join(words)
 
 
 # --- the command ----------------------------------------------------------------------------------------------
 
 
 def main(name: str, out: Path, scale: float, args: Any) -> int:
-    """Runs what is missing, then draws and judges whatever there is; the exit code is that of the runs."""
+    """Run what is missing, then draw and judge the runs there are; returns the exit code of the runs."""
     if name in theory.REPRODUCE:
         return _theory(name, out, scale, args)
     found = load_figure(name)
     suite = sweep.select(scaled(found.suite, scale), args)
     where = sweep.LaunchOptions.of(args)
-    if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times are of one machine and day
+    if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times depend on the machine
         where = replace(where, reuse=[Path("results")])
     code = sweep.run(suite, out / "runs", where)
     if where.dry_run:
@@ -128,7 +129,7 @@ def _theory(name: str, out: Path, scale: float, args: Any) -> int:
 
 
 def show(verdicts: Sequence[Verdict]) -> None:
-    """A line per claim that could be judged, and how many could not."""
+    """Print a line per claim that could be judged, and how many could not."""
     judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
     for verdict in judged:
         print(f"{verdict['verdict']:>12}  {verdict['claim']}")
@@ -137,7 +138,7 @@ def show(verdicts: Sequence[Verdict]) -> None:
 
 
 def gather(planned: Sequence[PlannedRun], problems: list[str]) -> list[RunLogs]:
-    """The runs that got anywhere, called as the figure calls them."""
+    """The runs that logged anything, with the figure's labels and environment names."""
     runs = []
     for p in planned:
         if (p.directory / "config.toml").exists() and logged_steps(p.directory) > 0:
@@ -149,7 +150,7 @@ def gather(planned: Sequence[PlannedRun], problems: list[str]) -> list[RunLogs]:
 
 
 def write(found: Figure, suite: Suite, planned: Sequence[PlannedRun], out: Path) -> list[Verdict]:
-    """Verdicts, figure, data and a README for the runs there are."""
+    """Write verdicts.json, returns.csv, the figure, its data and a README; returns the verdicts."""
     problems: list[str] = []
     runs = gather(planned, problems)
     reduced = reduction(found.suite, suite)
@@ -166,22 +167,22 @@ def write(found: Figure, suite: Suite, planned: Sequence[PlannedRun], out: Path)
 
 
 def draw_figure(found: Figure, runs: Sequence[RunLogs], out: Path, problems: list[str]) -> None:
-    """figure.png and figure.pdf, and figure.csv with the numbers in them."""
+    """Write figure.png, figure.pdf and figure.csv."""
     if found.kind == "speed":
         _draw_speed(runs, out)
         return
     whole = summarise(runs)
     titles = {charts.EXPLORATION[name] for name in found.metrics if name in charts.EXPLORATION}
-    charts = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
+    panels = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
     problems += [p for p in whole.problems if p not in problems]
-    if not charts:
-        problems.append("the runs hold nothing that this figure shows")
+    if not panels:
+        problems.append("the runs have no data for this figure")
         return
     for suffix in ("png", "pdf"):
-        report.draw_charts(charts[: report.PANELS], whole.labels, out / f"figure.{suffix}")
+        report.draw_charts(panels[: report.PANELS], whole.labels, out / f"figure.{suffix}")
     rows = [
         (chart.title, chart.ylabel, whole.labels[line.label] + (" (target)" if line.dashed else ""), *point)
-        for chart in charts
+        for chart in panels
         for line in chart.lines
         for point in zip(line.x, line.y, *(line.y if b is None else b for b in (line.low, line.high)))
     ]

@@ -1,4 +1,4 @@
-"""The roofline: an update against one program of nothing but its matrix products and convolutions."""
+"""`maxinforl bench speed`: times of an update and an agent step against a roofline, the update's products alone."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from maxinforl.experiments.flops import Product, products
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings, resolve, title
 
-FEWEST = 8  # repeats of anything that is timed
-MOVE = 10  # repeats after which what is timed moves elsewhere in memory
+FEWEST = 8  # repeats of every call
+MOVE = 10  # repeats after which the arrays are copied to other addresses
 
 
-def floor(found: list[Product]) -> tuple[Callable, list]:
-    """One jitted program of the products alone, operands as arguments and results returned."""
+def roofline(found: list[Product]) -> tuple[Callable, list]:
+    """The roofline: one jitted program of the products alone, and its operands."""
     key = jax.random.key(0)
     operands = [p.operands(jax.random.fold_in(key, i)) for i, p in enumerate(found)]
 
@@ -61,13 +61,17 @@ class Timing:
 def best_times(
     calls: dict[str, Callable[[], Any]], repeats: int, seconds: float, moves: Sequence[Callable[[], None]] = ()
 ) -> dict[str, float]:
-    """Best time of each call in ms, interleaved so that noise falls on all alike; `seconds` per call and repeat.
+    """Best time of each call in ms, interleaved so that noise affects all alike.
 
-    Calls that take longer than that are repeated less often, but `FEWEST` times. One and the same program takes up to
-    5 % longer with its arrays elsewhere in memory, so `moves` put them elsewhere from time to time.
+    Args:
+      calls: functions by name.
+      repeats: of each call; fewer, but at least `FEWEST`, if the calls take longer than `seconds`.
+      seconds: per call and repeat.
+      moves: called every `MOVE` repeats to copy the arrays; one program takes up to 5 % longer with its arrays at other
+        addresses.
     """
     times = {name: float("inf") for name in calls}
-    inner = {name: max(1, int(seconds / max(timed(call, 1), 1e-6))) for name, call in calls.items()}
+    inner = {name: max(1, int(seconds / max(seconds_per_call(call, 1), 1e-6))) for name, call in calls.items()}
     over = time.perf_counter() + repeats * seconds * len(calls)
     for done in range(repeats):
         if done >= FEWEST and time.perf_counter() > over:
@@ -75,11 +79,11 @@ def best_times(
         for move in moves if done % MOVE == 0 else ():
             move()
         for name, call in calls.items():
-            times[name] = min(times[name], timed(call, inner[name]) * 1e3)
+            times[name] = min(times[name], seconds_per_call(call, inner[name]) * 1e3)
     return times
 
 
-def timed(call: Callable[[], Any], times: int) -> float:
+def seconds_per_call(call: Callable[[], Any], times: int) -> float:
     began = time.perf_counter()
     for _ in range(times):
         call()
@@ -87,13 +91,14 @@ def timed(call: Callable[[], Any], times: int) -> float:
 
 
 def matmul() -> Callable[[], Any]:
+    """A call that multiplies two 1024 x 1024 matrices."""
     x = jnp.ones((1024, 1024), jnp.float32)
     product = jax.jit(lambda a, b: a @ b)
     return lambda: jax.block_until_ready(product(x, x))
 
 
 def random_batch(program: Program, key: jax.Array) -> Any:
-    """One batch of random transitions, by way of a small replay."""
+    """One batch of random transitions, sampled from a small replay."""
     spec, rows = program.spec, 64
     replay = Replay.create(1, rows, spec.obs, jnp.uint8 if spec.pixels else jnp.float32, spec.action)
     k_obs, k_action = jax.random.split(key)
@@ -107,7 +112,7 @@ def random_batch(program: Program, key: jax.Array) -> Any:
 
 
 class TimedAgent:
-    """One algorithm, ready to be timed; one update per agent step whatever the algorithm's own ratio."""
+    """One algorithm to be timed, with one update per agent step whatever its own ratio."""
 
     def __init__(self, settings: Settings):
         settings = replace(settings, update_ratio=1.0, learning_starts=0, steps=2000, eval_episodes=0)
@@ -118,17 +123,17 @@ class TimedAgent:
         learn = lambda s, b, key, now: update(agent, s, b, key, now)
         found = products(learn, state, batch, key, clock())
         self.gflop = sum(p.flop for p in found) / 1e9
-        self._only, self._operands = floor(found)
-        self._held, structure = jax.tree.flatten(jax.tree.map(jnp.copy, state))  # in pieces, as training holds it
+        self._only, self._operands = roofline(found)
+        self._held, structure = jax.tree.flatten(jax.tree.map(jnp.copy, state))  # a flat list, as in training
 
-        def in_pieces(leaves, batch, key, now):
+        def flat_update(leaves, batch, key, now):
             state, metrics = learn(jax.tree.unflatten(structure, leaves), batch, key, now)
             return jax.tree.leaves(state), metrics
 
-        self._learn, self._args = jax.jit(in_pieces, donate_argnums=0), (batch, key, clock())
+        self._learn, self._args = jax.jit(flat_update, donate_argnums=0), (batch, key, clock())
 
     def move(self) -> None:
-        """The same numbers in other places of memory."""
+        """Copy all arrays to other addresses."""
         copied = lambda tree: jax.tree.map(jnp.copy, tree)
         self._operands, self._held = copied(self._operands), copied(self._held)
         self.trainer.state = copied(self.trainer.state)
@@ -145,7 +150,7 @@ class TimedAgent:
         assert self.trainer.action is not None  # waited for
 
     def dispatches(self) -> int:
-        """Compiled functions that one agent step calls, counted."""
+        """The number of compiled functions that one agent step calls."""
         program, calls = self.trainer.program, []
         kept = {name: f for name, f in vars(program).items() if name in COMPILED}
         for name, f in kept.items():
@@ -159,7 +164,13 @@ COMPILED = ("begin", "collect", "step", "react", "act", "sample_act", "recent_er
 
 
 def bench(seeds: list[Settings], repeats: int = 150, seconds: float = 0.02) -> list[Timing]:
-    """Floor, update and whole agent step of every algorithm in one interleaved run."""
+    """Time roofline, update and whole agent step of every algorithm, interleaved.
+
+    Args:
+      seeds: the settings of each algorithm.
+      repeats: see `best_times`.
+      seconds: see `best_times`.
+    """
     subjects = {title(s): TimedAgent(s) for s in seeds}
     calls: dict[str, Callable[[], Any]] = {"matmul": matmul()}
     for name, subject in subjects.items():
@@ -177,7 +188,7 @@ def bench(seeds: list[Settings], repeats: int = 150, seconds: float = 0.02) -> l
 
 
 def startup(settings: Settings, cache: Path) -> float:
-    """Seconds from the command to the first line of its log after one training step, in a process of its own."""
+    """Seconds from starting `maxinforl train` in a new process to the first line of its metrics.jsonl."""
     algo, env = settings.algo, settings.env
     given = {"algo": algo, "env": env, "uncertainty": settings.uncertainty, "batch-size": settings.batch_size}
     given |= {"steps": 100_000, "log-every": 1, "learning-starts": 0, "eval-episodes": 0}
@@ -200,13 +211,14 @@ def startup(settings: Settings, cache: Path) -> float:
 
 
 def table(rows: list[Timing]) -> Table:
+    """The timings as a table for the console."""
     names = ("algorithm", "GFLOP", "floor ms", "update ms", "step ms", "update / floor", "step / update", "step / sac")
-    shown = Table(*names, "GFLOP/s", "dispatches", "cold s", "warm s", box=None, pad_edge=False)
+    result = Table(*names, "GFLOP/s", "dispatches", "cold s", "warm s", box=None, pad_edge=False)
     sac = next((row.step_ms for row in rows if row.algo == "sac"), None)
     for r in rows:
         ratios = (r.update_ms / r.floor_ms, r.step_ms / r.update_ms, r.step_ms / sac if sac else None)
         seconds = (r.cold_s, r.warm_s)
-        shown.add_row(
+        result.add_row(
             r.algo,
             *(f"{x:.2f}" for x in (r.gflop, r.floor_ms, r.update_ms, r.step_ms)),
             *("-" if x is None else f"{x:.2f}" for x in ratios),
@@ -214,7 +226,7 @@ def table(rows: list[Timing]) -> Table:
             str(r.dispatches),
             *("-" if x is None else f"{x:.1f}" for x in seconds),
         )
-    return shown
+    return result
 
 
 def command(seeds: list[Settings], json_file: Path | None, start: bool, console: Console) -> None:
@@ -222,10 +234,10 @@ def command(seeds: list[Settings], json_file: Path | None, start: bool, console:
     with console.status("building and timing, interleaved"):
         rows = bench(seeds)
     for settings, row in zip(seeds, rows) if start else ():
-        with console.status(f"starting {escape(row.algo)} in a process of its own"), TemporaryDirectory() as cache:
+        with console.status(f"starting {escape(row.algo)} in a new process"), TemporaryDirectory() as cache:
             row.cold_s = startup(settings, Path(cache))
             row.warm_s = startup(settings, Path(cache))
-    if json_file is not None:  # first, so that nothing is lost where the reader of the table leaves early
+    if json_file is not None:  # first: a broken pipe while printing must not lose it
         files.write_atomic(json_file, (json.dumps([asdict(row) for row in rows], indent=1) + "\n").encode())
         console.print(f"wrote {json_file}", highlight=False, markup=False, soft_wrap=True)
     console.print(table(rows))

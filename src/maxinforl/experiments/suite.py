@@ -13,25 +13,25 @@ from maxinforl.errors import BadInput, unknown
 from maxinforl.experiments.suite_runs import PAIRS, PARTS, SETTINGS, SuiteRun
 from maxinforl.settings import Settings, resolve
 
-MAX_RUNS = 100_000  # runs of a suite
+MAX_RUNS = 100_000  # per suite
 TomlTable = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What one run takes of a machine."""
+    """What one run needs of a machine."""
 
     cores: int = 1
     memory_gb: float = 4.0
     gpus: float = 0.0
     hours: float = 24.0
-    alone: bool = False  # one run at a time: its speed is what is measured
+    alone: bool = False  # one run at a time, because its speed is measured
     slurm: TomlTable = field(default_factory=dict)  # further parameters of a Slurm job, such as partition
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Settings for the cells that three patterns name, or their exclusion."""
+    """Settings of the cells that match three lists of patterns, or their exclusion (`skip`)."""
 
     algorithms: tuple[str, ...]
     environments: tuple[str, ...]
@@ -45,13 +45,17 @@ class Cells:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name equals or matches one of the shell patterns."""
     return any(name == p or fnmatchcase(name, p) for p in patterns)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """The axes of a product and the settings of its cells; later tables win: settings, environment, algorithm,
-    override, cells, and last what the command line changes."""
+    """The axes of the product and the settings of its cells.
+
+    Settings are merged in this order, later ones win: settings, environment, algorithm, override, cells, changes (from
+    the command line).
+    """
 
     title: str
     algorithms: Mapping[str, TomlTable]
@@ -65,7 +69,7 @@ class Suite:
     changes: TomlTable = field(default_factory=dict)
 
     def runs(self) -> list[SuiteRun]:
-        """Every run, seed by seed, so that an interrupted suite has every cell before it has many seeds."""
+        """Every run, all cells of one seed before the next: an interrupted suite then covers every cell."""
         self._check_size()
         cells = [(a, e, o) for a in self.algorithms for e in self.environments for o in self.overrides]
         kept = [(cell, s) for cell in cells if (s := self._cell(*cell)) is not None]
@@ -73,17 +77,17 @@ class Suite:
             raise BadInput(f"the suite '{self.title}' has no runs: [[cells]] with skip leaves nothing")
         for entry in self.changes.get("set", {}).items():
             if not any(entry[0] in dict(settings.set) for _, settings in kept):
-                resolve(replace(kept[-1][1], set=(entry,)))  # which says what there is instead
+                resolve(replace(kept[-1][1], set=(entry,)))  # raises with the nearest name
         made = [SuiteRun(*cell, replace(settings, seed=seed)) for seed in self.seeds for cell, settings in kept]
         for run in made[: len(kept)]:
-            run.resolved  # noqa: B018 - so that what cannot be built is refused before anything runs
+            run.resolved  # noqa: B018 - raises before anything runs if the agent cannot be built
         _distinct(made)
         return made
 
     def _check_size(self) -> None:
         count = math.prod(map(len, (self.algorithms, self.environments, self.overrides, self.seeds)))
         if count > MAX_RUNS:
-            raise BadInput(f"the product of the suite '{self.title}' has {count} runs where at most {MAX_RUNS} are allowed")
+            raise BadInput(f"the product of the suite '{self.title}' has {count} runs; at most {MAX_RUNS} are allowed")
 
     def _cell(self, algorithm: str, environment: str, override: str) -> Settings | None:
         fitting = [c for c in self.cells if c.fits(algorithm, environment, override)]
@@ -97,7 +101,7 @@ class Suite:
         return self._fitting(read_settings(merged([table, self.changes])))
 
     def _fitting(self, settings: Settings) -> Settings:
-        """Without the changed entries of parts that this algorithm has not, such as the intrinsic model of `sac`."""
+        """Without changes to parts that this algorithm lacks, such as the intrinsic model of `sac`."""
         own = tuple(entry for entry in settings.set if entry[0] not in self.changes.get("set", {}))
         if len(own) == len(settings.set):
             return settings
@@ -106,13 +110,13 @@ class Suite:
         return replace(settings, set=tuple(entry for entry in settings.set if fits(entry[0])))
 
     def restricted(self, algorithms: Sequence[str] = (), environments: Sequence[str] = ()) -> Suite:
-        """The part of the suite that names or patterns choose."""
+        """The algorithms and environments that match names or patterns; all if there are none."""
         kept_a = choose_names("algorithm of this suite", algorithms, self.algorithms)
         kept_e = choose_names("environment of this suite", environments, self.environments)
         return replace(self, algorithms=kept_a, environments=kept_e)
 
     def changed(self, pairs: Iterable[tuple[str, Any]]) -> Suite:
-        """With settings, or entries of agent (base.lr) and environment (env_arg.NAME), that win over the file's."""
+        """With overridden settings, or entries of the agent (base.lr) or environment (env_arg.NAME)."""
         table: dict[str, Any] = {}
         for name, value in pairs:
             if name in SETTINGS and name not in PAIRS:
@@ -127,7 +131,7 @@ class Suite:
 
 
 def merged(tables: Iterable[TomlTable]) -> dict[str, Any]:
-    """Later tables over earlier ones; pairs are merged name by name, and naming an algorithm anew forgets the old."""
+    """Later tables over earlier ones; pairs are merged by name, and a new algorithm replaces all parts of the old."""
     out: dict[str, Any] = {}
     for table in tables:
         if set(PARTS) & set(table):

@@ -18,14 +18,24 @@ KEYS = {"title", "algorithms", "environments", "seeds", "settings", "overrides",
 
 
 def read_suite(path: str | os.PathLike[str]) -> Suite:
-    """The suite in a TOML file, or a sentence that says what is wrong with it."""
+    """Read a suite from a TOML file; raises `BadInput` with one sentence if it is invalid.
+
+    Example:
+      >>> read_suite("suite.toml").runs()  # doctest: +SKIP
+    """
     if not Path(path).is_file():
         raise BadInput(f"{path} does not exist or is not a file: name the TOML file of a suite", "evidence.md#suites")
     return parse_suite(files.read_toml(path), Path(path).stem)
 
 
 def parse_suite(table: TomlTable, name: str, also: Iterable[str] = ()) -> Suite:
-    """A suite from a table; `also` are keys that others read."""
+    """A suite from a parsed TOML table.
+
+    Args:
+      table: the table.
+      name: for error messages, and the default title.
+      also: further keys that are allowed and ignored here.
+    """
     for key in table:
         if key not in KEYS | set(also):
             raise unknown(f"key in the suite '{name}'", key, KEYS | set(also))
@@ -45,7 +55,7 @@ def parse_suite(table: TomlTable, name: str, also: Iterable[str] = ()) -> Suite:
 
 
 def _axis(table: TomlTable, key: str, names: str | None = None) -> dict[str, TomlTable]:
-    """A list of names, or a table of named settings; the name stands for the algorithm or environment itself."""
+    """A list of names, or a table of settings by name; by default the name is the algorithm or environment itself."""
     value = table.get(key, [])
     if isinstance(value, list) and all(isinstance(v, str) for v in value) and names:
         value = {v: {} for v in value}
@@ -72,13 +82,13 @@ def _settings(table: Any, where: str) -> dict[str, Any]:
 
 
 def _seeds(value: Any) -> tuple[int, ...]:
-    """A number of seeds, counted from 0, or a list of them."""
+    """Seeds 0 to n - 1 from a number n, or a list of seeds."""
     if type(value) is int and value > MAX_RUNS:
-        raise BadInput(f"'seeds' is {value} where at most {MAX_RUNS} are allowed")
+        raise BadInput(f"'seeds' is {value}; at most {MAX_RUNS} are allowed")
     seeds: Any = list(range(value)) if type(value) is int else value
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise BadInput(f"'seeds' must be a number of seeds or a list of different ones, not {files.shown(repr(value))}")
+        raise BadInput(f"'seeds' must be a number of seeds or a list of distinct seeds, not {files.shown(repr(value))}")
     return tuple(seeds)
 
 
@@ -125,12 +135,12 @@ def _text(value: Any, key: str) -> str:
 
 
 def check_environment(name: str) -> None:
-    """Refuses a name that no environment has, without building one."""
+    """Raise `BadInput` if no environment has this name; none is built."""
     import gymnasium as gym
 
     bare, known = name.removeprefix(PIXELS), catalogue()
     if bare in known or bare in gym.registry or ":" in bare or bare.startswith("brax/"):
         return
     if bare.startswith(DMC) and not any(k.startswith(DMC) for k in known):
-        return  # the control suite is not installed here; the machine that runs it will say
+        return  # dm_control is not installed here; the machine that runs the suite will check
     raise unknown("environment", name, [*known, *gym.registry])

@@ -36,11 +36,19 @@ NOT_IN_FINGERPRINT |= {*PARTS, "set", "preset", "uncertainty", "capacity"}
 
 
 def fingerprint(settings: Settings, agent: Strategy) -> str:
-    """The hash of resolved settings and agent: equal where, on one machine, the numbers are."""
+    """The hash of resolved settings and agent: equal if, on one machine, the numbers are.
+
+    Args:
+      settings: resolved settings.
+      agent: the strategy they resolve to.
+
+    Returns:
+      16 hexadecimal digits.
+    """
     table = config.to_plain(settings)
     own = {k: v for k, v in table.items() if k not in NOT_IN_FINGERPRINT and k != "kind"}
     if not settings.env.startswith((JAX, BRAX)):
-        own.pop("loop")  # only pure environments can be compiled
+        own.pop("loop")  # only JAX environments have a compiled loop
     own["capacity"] = min(settings.capacity or settings.steps, settings.steps)
     whole = {"format": FORMAT, "settings": own, "agent": config.to_plain(agent)}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
@@ -48,7 +56,7 @@ def fingerprint(settings: Settings, agent: Strategy) -> str:
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """One seed of one cell: what to run, what a figure calls it, and where below the output it lies."""
+    """One seed of one cell of a suite: its settings, its label in a figure, and its directory below the output."""
 
     algorithm: str
     environment: str
@@ -74,16 +82,21 @@ class SuiteRun:
 
     @property
     def flags(self) -> list[str]:
-        """The flags of `maxinforl train` that mean these settings."""
+        """The flags of `maxinforl train` for these settings."""
         return as_flags(self.settings)
 
 
 def slug(name: str) -> str:
+    """A name as a directory name."""
     return re.sub(r"[^\w.=+-]+", "-", name).strip("-.") or "-"
 
 
 def as_flags(settings: Settings) -> list[str]:
-    """The inverse of the command line: flags for all that differs from the defaults."""
+    """The flags of `maxinforl train` for every setting that differs from its default.
+
+    >>> as_flags(Settings(algo="sac", env="Pendulum-v1", seed=3))
+    ['--algo', 'sac', '--env', 'Pendulum-v1', '--seed', '3']
+    """
     given: list[str] = []
     for name, f in SETTINGS.items():
         value = getattr(settings, name)
@@ -97,7 +110,7 @@ def as_flags(settings: Settings) -> list[str]:
 
 
 def inline_toml(value: Any) -> str:
-    """A value as TOML writes it on one line."""
+    """A value as TOML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{k} = {inline_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -106,7 +119,7 @@ def inline_toml(value: Any) -> str:
 
 
 def logged_steps(folder: Path) -> int:
-    """The last step a run evaluated or logged; -1 where it did neither."""
+    """The last step that a run evaluated or logged; -1 if none."""
     evaluated, logged = (last_line(folder / name) for name in ("eval.csv", "metrics.jsonl"))
     steps = [-1]
     if (first := evaluated.partition(",")[0]).isdecimal():
@@ -117,7 +130,7 @@ def logged_steps(folder: Path) -> int:
 
 
 def last_line(path: Path) -> str:
-    """The last whole line of a text file; nothing where there is none."""
+    """The last complete line of a text file; empty if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
@@ -128,16 +141,16 @@ def last_line(path: Path) -> str:
 
 
 def finished(folder: Path, steps: int) -> bool:
-    """By its checkpoints; where they were not kept, as in published results, by its logs."""
+    """Whether a run reached `steps`: by its checkpoints or, without any (as in published results), by its logs."""
     saved = CheckpointStore(folder / "checkpoints").steps()
     return (max(saved) if saved else logged_steps(folder)) >= steps
 
 
 def check_same(runs: Iterable[tuple[Settings, Path]]) -> None:
-    """Refuses to continue runs under other settings than theirs."""
+    """Raise `BadInput` unless each directory holds a run with the same fingerprint as the settings."""
     for settings, directory in runs:
         if not (directory / "config.toml").exists():
-            raise BadInput(f"{directory} holds no run although its neighbours do: leave --resume out")
+            raise BadInput(f"{directory} holds no run, but other seeds do: leave --resume out")
         own, agent, _ = read_run(directory)
         if fingerprint(own, agent) != fingerprint(*resolve(settings)):
             raise BadInput(f"{directory} holds a run with other settings: use another --out, or `maxinforl resume`")
@@ -145,7 +158,7 @@ def check_same(runs: Iterable[tuple[Settings, Path]]) -> None:
 
 @dataclass
 class FinishedRuns:
-    """Finished runs below some directories, by fingerprint."""
+    """Finished runs below some directories, found by fingerprint."""
 
     roots: Sequence[Path]
     problems: list[str] = field(default_factory=list)
@@ -167,7 +180,7 @@ class FinishedRuns:
         return found
 
     def find(self, run: SuiteRun) -> Path | None:
-        """A finished run with the same numbers; one that recorded states where those are asked for."""
+        """A finished run with the same fingerprint, with recorded states if the settings ask for them; else None."""
         needed = [name for name, on in (("states.npz", run.settings.record_states),) if on]
         kept = [f for f in self.found.get(run.fingerprint, []) if all((f / name).exists() for name in needed)]
         return kept[0] if kept else None
@@ -175,15 +188,24 @@ class FinishedRuns:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, where it is or will be, and what is left to do: finished, interrupted or new."""
+    """A run, its directory, and its state: finished, interrupted or new."""
 
     run: SuiteRun
     directory: Path
     state: str
 
 
-def plan(runs: Iterable[SuiteRun], out: Path, reuse: Sequence[Path] = (), problems: list[str] | None = None):
-    """What is there already, in `out` and in the directories to reuse, and what is left."""
+def plan(
+    runs: Iterable[SuiteRun], out: Path, reuse: Sequence[Path] = (), problems: list[str] | None = None
+) -> list[PlannedRun]:
+    """Which runs are finished, in `out` or in directories to reuse, and which are left.
+
+    Args:
+      runs: of the suite.
+      out: the directory of the suite.
+      reuse: directories to search for finished runs with the same fingerprints.
+      problems: a sentence about each run that cannot be read is appended here.
+    """
     library = FinishedRuns([Path(r) for r in reuse], [] if problems is None else problems)
     return [_locate(run, out / run.name, library) for run in runs]
 
@@ -192,7 +214,7 @@ def _locate(run: SuiteRun, directory: Path, library: FinishedRuns) -> PlannedRun
     if (directory / "config.toml").exists():
         try:
             read_run(directory)
-        except BadInput:  # which the run itself will say, and fail alone
+        except BadInput:  # the run itself will report it, and fail alone
             return PlannedRun(run, directory, "interrupted")
         check_same([(run.settings, directory)])
         return PlannedRun(run, directory, "finished" if finished(directory, run.settings.steps) else "interrupted")

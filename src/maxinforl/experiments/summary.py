@@ -1,4 +1,4 @@
-"""From runs to what a report shows."""
+"""From runs to the charts and tables of a report."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,16 +22,25 @@ class ReportData:
 
 
 def summarise(runs: Sequence[RunLogs], problems: Iterable[str] = (), threshold: float | None = None) -> ReportData:
-    """Charts and tables of all runs; whatever is missing, incomplete or unlike is said in `problems`."""
+    """Compute the charts and tables of a report.
+
+    Args:
+      runs: as `find_runs` returns them.
+      problems: sentences to which those about missing, incomplete or incomparable runs are added.
+      threshold: the return to which steps are counted; by default the middle of each task's range.
+
+    Returns:
+      What `report.render` writes as HTML and `report.draw_charts` draws.
+    """
     if not runs:
         raise BadInput("there are no runs to report: give directories that hold config.toml and metrics.jsonl")
-    notes = list(problems)
+    problems = list(problems)
     runs = name_tasks(runs)
-    named = label_runs(runs, notes)
+    named = label_runs(runs, problems)
     labels = sorted(named)
     index = {label: i for i, label in enumerate(labels)}
-    tasks = [replace(task, given=threshold) for task in group_tasks(named, notes)]
+    tasks = [replace(task, given=threshold) for task in group_tasks(named, problems)]
     charts = [curve_chart(task, index) for task in tasks]
-    charts += aggregate_charts(tasks, index) + metric_charts(named, index) + state_charts(named, index, notes)
-    tables = aggregate_tables(tasks, notes) + [task_table(task) for task in tasks]
-    return ReportData(list(runs), labels, charts, tables, notes)
+    charts += aggregate_charts(tasks, index) + metric_charts(named, index) + state_charts(named, index, problems)
+    tables = aggregate_tables(tasks, problems) + [task_table(task) for task in tasks]
+    return ReportData(list(runs), labels, charts, tables, problems)

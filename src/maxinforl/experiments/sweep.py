@@ -1,4 +1,4 @@
-"""`maxinforl sweep`: takes every run of a suite to its end, whatever happens to some of them."""
+"""`maxinforl sweep`: runs every run of a suite to its end; a failure affects only its own run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from maxinforl.experiments.suite import Suite
 from maxinforl.experiments.suite_runs import PlannedRun, last_line, plan
 
 DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
-LIVE_ROWS = 20  # of the live table
+LIVE_ROWS = 20  # rows of the live table
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 @dataclass
 class RunStatus:
-    """What is known of one run while the suite goes on."""
+    """State and progress of one run of the sweep."""
 
     planned: PlannedRun
     state: str
@@ -41,7 +41,7 @@ class RunStatus:
         return self.planned.run.settings.steps
 
     def progress(self) -> tuple[int, float, float]:
-        """Step, steps per second and last return, as the run's own files say; NaN where they do not."""
+        """Step, steps per second and last return, from the run's log files; NaN if not logged yet."""
         step, fps, score = 0, float("nan"), float("nan")
         try:
             line = json.loads(last_line(self.planned.directory / "metrics.jsonl"))
@@ -58,20 +58,21 @@ class RunStatus:
 
 @dataclass
 class Sweep:
-    """Every planned run and how far it is; `go` returns the exit code."""
+    """The planned runs and their states; `go` runs them and returns the exit code."""
 
     plan: Sequence[PlannedRun]
     launcher: Launcher
     out: Path
     threads: int = 1
     console: Console = field(default_factory=Console)
-    every: float = 0.5  # seconds between looks at the runs
+    every: float = 0.5  # seconds between polls
 
     def __post_init__(self):
         start = {"finished": "finished", "interrupted": "waiting", "new": "waiting"}
         self.rows = {p.run.name: RunStatus(p, start[p.state]) for p in self.plan}
 
     def go(self) -> int:
+        """Submit every unfinished run, wait, and print a summary; returns the exit code."""
         jobs = {p.run.name: job_for(p, self.out, self.threads) for p in self.plan if p.state != "finished"}
         before = len(self.rows) - len(jobs)
         self.say(f"{plural(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
@@ -109,7 +110,7 @@ class Sweep:
             if not self.console.is_terminal:
                 self.say(f"{state:>11}  {name}")
 
-    # ------------------------------------------------------------ what a person sees
+    # ------------------------------------------------------------ console output
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -118,7 +119,7 @@ class Sweep:
         return Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
 
     def table(self) -> Table:
-        """State, steps, return and time left of the runs that matter now."""
+        """State, steps, return and time left of up to `LIVE_ROWS` runs, the running ones first."""
         order = ("running", "failed", "interrupted", "waiting", "finished")
         rows = sorted(self.rows.values(), key=lambda row: order.index(row.state))
         counts = ", ".join(f"{n} {s}" for s in order if (n := sum(row.state == s for row in rows)))
@@ -126,9 +127,9 @@ class Sweep:
         for row in rows[:LIVE_ROWS] if self.console.is_terminal else ():
             step, fps, score = row.progress() if row.state != "waiting" else (0, float("nan"), float("nan"))
             left = format_duration((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
-            shown = "–" if score != score else f"{score:.1f}"
+            last_return = "–" if score != score else f"{score:.1f}"
             state = f"[{STYLES[row.state]}]{row.state}[/]"
-            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", shown, left)
+            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", last_return, left)
         return table
 
     def _summary(self) -> int:
@@ -144,13 +145,13 @@ class Sweep:
         self.say(f"{counts} of {plural(len(states), 'run')}")
         left = {"interrupted", "waiting"} & set(states)
         if left:
-            self.say("start the same command again to finish the others")
+            self.say("run the same command again to finish the others")
         return RUN_FAILED if "failed" in states else PREEMPTED if left else DONE
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a command line wants its suite run."""
+    """The flags that say where and how the runs of a suite are launched."""
 
     launcher: str = "local"
     address: str | None = None
@@ -164,13 +165,13 @@ class LaunchOptions:
 
 
 def select(suite: Suite, args: Any) -> Suite:
-    """The part of a suite, with the changes, that a command line asks for."""
+    """The suite restricted and changed by command-line flags (--algos, --envs, --set, --seeds)."""
     part = suite.restricted(args.algos, args.envs).changed(args.set)
     return replace(part, seeds=tuple(args.seeds)) if args.seeds else part
 
 
 def run(suite: Suite, out: Path, where: LaunchOptions) -> int:
-    """Plans a suite and takes it to its end; a dry run says what would happen."""
+    """Plan a suite and run what is unfinished, or with --dry-run print the plan; returns the exit code."""
     if where.launcher not in LAUNCHERS:
         raise unknown("launcher", where.launcher, LAUNCHERS)
     problems: list[str] = []
@@ -188,7 +189,7 @@ def run(suite: Suite, out: Path, where: LaunchOptions) -> int:
 
 
 def describe(suite: Suite, planned: Sequence[PlannedRun], out: Path, where: LaunchOptions, console: Console) -> None:
-    """What a dry run says, and for Slurm the scripts it writes."""
+    """Print the cost of a dry run; for Slurm, write the batch scripts."""
     say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
     left = [p for p in planned if p.state != "finished"]
     for line in cost.lines([p.run for p in left]) if left else ():
@@ -200,6 +201,11 @@ def describe(suite: Suite, planned: Sequence[PlannedRun], out: Path, where: Laun
 
 
 def format_duration(seconds: float) -> str:
+    """Seconds as H:MM:SS.
+
+    >>> format_duration(3661)
+    '1:01:01'
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
@@ -207,11 +213,11 @@ def format_duration(seconds: float) -> str:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """A list that fills when SIGINT or SIGTERM arrives."""
-    heard: list[int] = []
-    old = {s: signal.signal(s, lambda number, _: heard.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    """Yields a list to which SIGINT and SIGTERM are appended instead of ending the process."""
+    received: list[int] = []
+    old = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield heard
+        yield received
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)

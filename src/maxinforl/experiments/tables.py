@@ -39,12 +39,12 @@ def _plus_minus(values: FloatArray) -> str:
 
 
 def baseline(labels: Iterable[str]) -> str:
-    """What others are compared with: plain SAC if it is there, else the first name."""
+    """The label that others are compared with: plain SAC if present, else the first."""
     return min(labels, key=lambda label: (label.lower() != "sac", label))
 
 
 def _hits(task: TaskResults, cell: Cell) -> st.Hits:
-    """From the evaluations of each run itself: on a line between two of them nothing was measured."""
+    """Steps to the threshold, from the evaluations themselves: nothing was measured between two of them."""
     found = []
     for series in (run.returns for run in cell.runs if run.returns is not None):
         here = series.env_step <= task.grid[-1]
@@ -53,6 +53,7 @@ def _hits(task: TaskResults, cell: Cell) -> st.Hits:
 
 
 def task_table(task: TaskResults) -> TextTable:
+    """Final return, area under the curve and steps to the threshold of every label on one task."""
     reference = baseline(task.cells)
     hits = {k: _hits(task, cell) for k, cell in task.cells.items()}
     rows = []
@@ -70,24 +71,22 @@ def task_table(task: TaskResults) -> TextTable:
     header += [f"median steps to {format_number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
     late = f"mean of the evaluations in the last {1 - LATE:.0%} of {format_number(task.grid[-1])} environment steps"
     area = f"mean height of the curve from {format_number(task.grid[task.start])} steps on"
-    note = (
-        f"Final return: {late}. Area: {area}. Steps to {format_number(task.threshold)}: the first evaluation at or above it, "
-    )
+    note = f"Final return: {late}. Area: {area}. Steps to {format_number(task.threshold)}: the first evaluation at or above it, "
     note += (
         "which is the threshold given. " if task.given is not None else "halfway between the lowest and highest score. "
     )
-    note += "Above (>) or below (<): one of two medians is not known, because fewer than half of the seeds got there."
+    note += "Above (>) or below (<): one of the two medians is unknown, because fewer than half of the seeds reached the threshold."
     return TextTable(task.env, note + _few(min(len(cell.final) for cell in task.cells.values())), header, rows)
 
 
 def _few(seeds: int) -> str:
-    """What to know about bootstrap intervals where a cell has so few seeds."""
+    """A warning about bootstrap intervals of few seeds."""
     one = " The interval of a single seed is not defined (–)." if seeds < 2 else ""
     return f" Bootstrap intervals of fewer than {FEW} seeds are too narrow.{one}" if seeds < FEW else ""
 
 
 def _ratio(point: st.Estimate) -> str:
-    """A ratio of which one side is not known has a bound, and one without either has nothing."""
+    """A ratio of medians, or a bound on it if one median was not reached."""
     if point.value == 0:
         return f"< {format_number(point.high)}" if math.isfinite(point.high) else "–"
     if math.isinf(point.value):
@@ -102,6 +101,7 @@ def _median(point: st.MedianSteps) -> str:
 
 
 def aggregate_tables(tasks: Sequence[TaskResults], problems: list[str]) -> list[TextTable]:
+    """IQM and probability of improvement over the tasks that every label finished."""
     common, labels = shared_tasks(tasks)
     if not common:
         if len(tasks) > 1:
@@ -113,8 +113,10 @@ def aggregate_tables(tasks: Sequence[TaskResults], problems: list[str]) -> list[
     rows = []
     for label in labels:
         wins = st.probability_of_improvement(scores[label], scores[reference], RESAMPLES)
-        text = "–" if label == reference else _estimate(wins)
-        rows.append([label, str(sum(map(len, scores[label]))), _estimate(st.iqm(scores[label], RESAMPLES)), text])
+        improvement = "–" if label == reference else _estimate(wins)
+        rows.append(
+            [label, str(sum(map(len, scores[label]))), _estimate(st.iqm(scores[label], RESAMPLES)), improvement]
+        )
     how = "; ".join(
         sorted({str(task.normalisation) if len(common) < 4 else task.normalisation.source for task in common})
     )

@@ -10,7 +10,21 @@ import numpy as np
 from maxinforl.experiments import figures
 from maxinforl.experiments.arrays import FloatArray
 from maxinforl.experiments.statistics import difference, mean_se
-from maxinforl.experiments.theory.gp_bandit import (NOISE, PROBLEMS, RULES, BanditRun, bandit, bound_exponent, confidence_width, exploration_bound, explorations, regret_bound, resampled_slopes, slope, variance_ratio)
+from maxinforl.experiments.theory.gp_bandit import (
+    NOISE,
+    PROBLEMS,
+    RULES,
+    BanditRun,
+    bandit,
+    bound_exponent,
+    confidence_width,
+    exploration_bound,
+    explorations,
+    regret_bound,
+    resampled_slopes,
+    slope,
+    variance_ratio,
+)
 from maxinforl.experiments.verdicts import Verdict, below, exact, make_verdict, often, rounded
 
 # R_1000 with its standard error, and the slope over [250, 1000], of an independent implementation on 20 seeds.
@@ -82,29 +96,31 @@ def _rule_verdicts(name: str, a: float, run: BanditRun, slopes: FloatArray, delt
 def _exploration_verdicts(
     seeds: Sequence[int], delta: float = 0.05, since: int = 100, rounds: int = 1_000_000
 ) -> list[Verdict]:
-    """E_t needs no bandit; a million rounds, because for small a the explicit bound says nothing before."""
+    """The lemma about E_t, over a million rounds: for small a the explicit bound is trivial before."""
     verdicts, t = [], np.arange(1.0, rounds + 1)
     for name, a in _maxinfo_rules().items():
         runs, bound = (explorations(a, rounds, seed) for seed in seeds), exploration_bound(a, rounds, delta)
-        lowest, below = np.array([((e / t ** (2 * a))[since - 1 :].min(), (e < bound).any()) for e in runs]).T
+        lowest, crossed = np.array([((e / t ** (2 * a))[since - 1 :].min(), (e < bound).any()) for e in runs]).T
         c = 1 / (4 * a)  # half of the limit of E_t / t^2a
         speaks = int(np.argmax(bound > 1)) + 1
         claim = f"{name}: E_t >= c t^2a for t >= {since}, c = 1/4a, on at least 95 % of seeds"
         verdicts.append(often(claim, lowest < c, delta, "seeds_below", c=c, smallest=lowest.min()))
         claim = f"{name}: E_t is above the explicit bound for all t on at least 95 % of seeds"
-        found = often(claim, below > 0, delta, "seeds_below", bound_exceeds_1_from_round=speaks)
+        found = often(claim, crossed > 0, delta, "seeds_below", bound_exceeds_1_from_round=speaks)
         silent = found["verdict"] == "confirmed" and bound[-1] <= 1  # it bounds nothing within these rounds
         verdicts.append(found | {"verdict": "not shown"} if silent else found)
     return verdicts
 
 
 def _comparisons(kernel: str, runs: dict[str, BanditRun]) -> list[Verdict]:
-    """What the theorem does not claim: the rule against uniform exploration and against optimism."""
+    """Not part of the theorem: the rule against uniform exploration, GP-UCB and Thompson sampling."""
     ours, verdicts = runs["eps-maxinfo a=1/3"].regret[:, -1], []
     for other in ("eps-uniform a=1/3", "gp-ucb", "thompson"):
         gap = difference(ours - runs[other].regret[:, -1], np.zeros(len(ours)))
         claim = f"{kernel}: (not claimed by the theorem) eps-maxinfo a=1/3 has less regret than {other}"
-        verdicts.append(make_verdict(claim, gap.high < 0, gap.low > 0, difference=gap.value, interval=[gap.low, gap.high]))
+        verdicts.append(
+            make_verdict(claim, gap.high < 0, gap.low > 0, difference=gap.value, interval=[gap.low, gap.high])
+        )
     return verdicts
 
 
@@ -123,7 +139,7 @@ def _reference_verdict(runs: dict[str, BanditRun], slopes: dict[str, FloatArray]
 
 
 def reproduce_bandit(out: Path, scale: float) -> list[Verdict]:
-    # Not from 0: the rules of the verdicts were written while looking at the first hundred seeds.
+    # Fresh seeds: the verdict rules were written while looking at the first hundred.
     seeds = range(1000, 1000 + max(10, round(100 * scale)))
     results = {kernel: bandit(kernel, seeds=seeds) for kernel in PROBLEMS}
     write_bandit(out, results, seeds)
@@ -142,7 +158,9 @@ def write_bandit(out: Path, results: dict[str, dict[str, BanditRun]], seeds: Seq
         rows = ((kernel, name, seed, *values) for kernel, name, lines in kept for seed, values in lines)
         figures.write_csv(out / f"{field}.csv", header, rows, digits=5)
     header = ["kernel", "rule", "seeds", f"R_{rounds // 4}", f"R_{rounds}", "se", "slope", "slope_se", "low", "high"]
-    figures.write_csv(out / "slopes.csv", header, [(kernel, name, *_slope_row(run)) for kernel, name, run in cells], digits=5)
+    figures.write_csv(
+        out / "slopes.csv", header, [(kernel, name, *_slope_row(run)) for kernel, name, run in cells], digits=5
+    )
 
 
 def _slope_row(run: BanditRun) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an arm is chosen: `explore` with probability t^(2a-1), `exploit` otherwise (never explore if a is None)."""
+    """How an arm is chosen: by `explore` with probability t^(2a-1), else by `exploit`; never by `explore` if a is None."""
 
     exploit: str
     explore: str = ""
@@ -117,7 +117,7 @@ class BanditRun:
 
 
 class _Chooser:
-    """Index choices with a random stream per seed, so that a seed plays the same alone or among others."""
+    """Choice of arms, with one random stream per seed: results of a seed do not depend on the others."""
 
     def __init__(self, seeds: Sequence[int], rounds: int, arms: int):
         generators = [np.random.default_rng([seed, 1]) for seed in seeds]
@@ -171,7 +171,23 @@ def bandit(
     arms: int = 100,
     noise: float = NOISE,
 ) -> dict[str, BanditRun]:
-    """The epsilon-greedy GP bandit of the theorem and its comparators on the same problems and noise."""
+    """Play the epsilon-greedy GP bandit of the regret theorem and its baselines on the same problems and noise.
+
+    Args:
+      kernel: a key of `PROBLEMS`.
+      rules: rules of play by name; by default `RULES`.
+      seeds: a number of seeds, or the seeds themselves; each is a problem of its own.
+      rounds: plays per seed.
+      arms: size of the finite set of arms.
+      noise: standard deviation of the observation noise.
+
+    Returns:
+      The run of every rule, by name.
+
+    Example:
+      >>> bandit(seeds=2, rounds=10)["greedy"].regret.shape
+      (2, 10)
+    """
     if kernel not in PROBLEMS:
         raise unknown("kernel", kernel, PROBLEMS)
     rules = RULES if rules is None else rules
@@ -198,7 +214,7 @@ def slope(regret: FloatArray, since: float = 0.25) -> float:
 
 
 def resampled_slopes(regret: FloatArray, resamples: int = 500, seed: int = 0) -> FloatArray:
-    """The slope of resampled seeds; runs on the same problems resampled with the same `seed` stay paired."""
+    """The slope of bootstrap samples of seeds; with one `seed`, samples of different rules stay paired."""
     generator = np.random.default_rng(seed)
     return np.array([slope(regret[generator.integers(len(regret), size=len(regret))]) for _ in range(resamples)])
 
@@ -209,7 +225,7 @@ def bound_exponent(a: float) -> float:
 
 
 def explorations(a: float, rounds: int, seed: int) -> FloatArray:
-    """E_t of the coins alone: the lemma about it needs no bandit, but many rounds."""
+    """E_t, the number of explorations up to t, without a bandit: the lemma needs many rounds but no rewards."""
     t = np.arange(1.0, rounds + 1)
     return np.cumsum(np.random.default_rng([seed, 2]).uniform(size=rounds) < t ** (2 * a - 1), dtype=float)
 
