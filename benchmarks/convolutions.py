@@ -40,7 +40,7 @@ def main() -> None:
     keep_freed_memory()
     results = {}
     for size in (32, 48, 84):
-        results[size] = {name: round(ms, 1) for name, ms in best(calls(size), 5, 0.1).items()}
+        results[size] = {name: round(ms, 1) for name, ms in best_times(calls(size), 5, 0.1).items()}
         print(size, results[size], flush=True)
     Path(__file__).with_name("convolutions.json").write_text(json.dumps(results, indent=1) + "\n")
 

@@ -27,7 +27,7 @@ OURS = """
 import time
 from maxinforl.experiments.speed import TimedAgent
 from maxinforl.settings import Settings
-subject = Subject(Settings(algo="{algo}", uncertainty="{uncertainty}", env="Pendulum-v1"))
+subject = TimedAgent(Settings(algo="{algo}", uncertainty="{uncertainty}", env="Pendulum-v1"))
 for _ in range(300):
     subject.step()
 for _ in range(10):

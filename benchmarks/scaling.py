@@ -87,7 +87,7 @@ def sweep(builders: dict, repeats: int = 8, seconds: float = 0.4) -> dict[str, f
     """ms per agent step of each entry, interleaved."""
     made = {str(name): build() for name, build in builders.items()}
     steps = {name: len(t.advance(100)) for name, t in made.items()}  # compiles, and says how many steps a call makes
-    times = best({name: lambda t=t: (t.advance(100), t.action) for name, t in made.items()}, repeats, seconds)
+    times = best_times({name: lambda t=t: (t.advance(100), t.action) for name, t in made.items()}, repeats, seconds)
     return {name: ms / steps[name] for name, ms in times.items()}
 
 

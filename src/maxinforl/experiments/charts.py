@@ -129,8 +129,10 @@ def _metric_lines(
 
 
 def phase(obs: FloatArray) -> tuple[FloatArray, tuple[str, str]]:
-    """Two coordinates of observations [M, d] and their names: angle and velocity of (cos, sin, velocity), else the first
-    two."""
+    """Two coordinates of observations [M, d], and their names.
+
+    Angle and velocity if the observation is (cos, sin, velocity), else its first two dimensions.
+    """
     if obs.shape[1] == 3 and len(obs) and np.allclose((obs[:, :2] ** 2).sum(1), 1.0, atol=1e-3):
         return np.stack([np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]], 1), ("angle", "angular velocity")
     second = obs[:, min(1, obs.shape[1] - 1)]

@@ -1,9 +1,9 @@
 """The paper's claims as data: a statistic per run, the groups it compares, a rule and a threshold.
 
-A claim is written in a figure's TOML file before anything is run. It is *confirmed* when at least five seeds of every group
-give a 95 % interval that lies wholly on the claimed side of the threshold, *contradicted* when such an interval lies
-wholly on the other side, *not run* when runs it needs are missing, and otherwise *not shown*. A claim of being tied
-("not below" a margin under 0) is also not shown where the interval lies wholly under 0.
+A claim is written in a figure's TOML file before anything is run. It is *confirmed* if at least five seeds of every
+group give a 95 % interval that lies wholly on the claimed side of the threshold, *contradicted* if such an interval is
+wholly on the other side, *not run* if runs that it needs are missing, and *not shown* otherwise. A claim of being tied
+("not below" a negative margin) is also not shown if the whole interval is below 0.
 """
 
 from __future__ import annotations

@@ -162,7 +162,8 @@ def uncertain_regions(known: Calibration | str) -> list[str]:
     lines += [
         f"  intrinsic reward of {len(gain)} replayed transitions: median {fmt(float(np.median(gain)))}, "
         f"top {TOP_SHARE:.0%} above {fmt(float(gain[high].min()))}",
-        f"  the top {TOP_SHARE:.0%} lie at {known.recency[high].mean():.0%} of the replay's age on average (100% is newest)",
+        f"  the top {TOP_SHARE:.0%} lie at {known.recency[high].mean():.0%} of the replay's age on average "
+        "(100% is newest)",
     ]
     scale = np.maximum(known.obs.std(0), 1e-9)
     shift = (known.obs[high].mean(0) - known.obs.mean(0)) / scale
@@ -227,7 +228,8 @@ def exploration_warnings(run: RunLogs) -> Iterator[str]:
     if gap is not None and abs(gap) > 0.25:
         yield f"the policy's information gain is {gap:+.0%} off its target: raise --set weight.lr or train longer"
     if skipped is not None and late_mean(skipped) > 0:
-        yield f"{late_mean(skipped):.1%} of late updates were not finite and skipped: lower --set base.lr, scale the reward"
+        share = f"{late_mean(skipped):.1%}"
+        yield f"{share} of late updates were not finite and skipped: lower --set base.lr, scale the reward"
 
 
 def model_warnings(known: Calibration) -> Iterator[str]:

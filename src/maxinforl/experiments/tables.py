@@ -71,11 +71,13 @@ def task_table(task: TaskResults) -> TextTable:
     header += [f"median steps to {format_number(task.threshold)} [95 %]", f"ratio to {reference} [95 %]"]
     late = f"mean of the evaluations in the last {1 - LATE:.0%} of {format_number(task.grid[-1])} environment steps"
     area = f"mean height of the curve from {format_number(task.grid[task.start])} steps on"
-    note = f"Final return: {late}. Area: {area}. Steps to {format_number(task.threshold)}: the first evaluation at or above it, "
+    threshold = format_number(task.threshold)
+    note = f"Final return: {late}. Area: {area}. Steps to {threshold}: the first evaluation at or above it, "
     note += (
         "which is the threshold given. " if task.given is not None else "halfway between the lowest and highest score. "
     )
-    note += "Above (>) or below (<): one of the two medians is unknown, because fewer than half of the seeds reached the threshold."
+    note += "Above (>) or below (<): one of the two medians is unknown, because fewer than half of the seeds "
+    note += "reached the threshold."
     return TextTable(task.env, note + _few(min(len(cell.final) for cell in task.cells.values())), header, rows)
 
 

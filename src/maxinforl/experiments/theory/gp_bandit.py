@@ -82,7 +82,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an arm is chosen: by `explore` with probability t^(2a-1), else by `exploit`; never by `explore` if a is None."""
+    """How an arm is chosen: by `explore` with probability t^(2a-1) (never if a is None), else by `exploit`."""
 
     exploit: str
     explore: str = ""

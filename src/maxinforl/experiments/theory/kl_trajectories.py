@@ -46,7 +46,7 @@ def entropy(p: FloatArray) -> FloatArray:
 def uncertain_problem(
     seed: int = 0, states: int = 3, actions: int = 2, levels: int = 2, models: int = 3, additive: bool = True
 ) -> UncertainProblem:
-    """A random problem; with `additive` false the noise depends on state and action, for which the identity with the entropy fails."""
+    """A random problem; unless `additive`, the noise depends on state and action, which breaks the entropy identity."""
     generator = np.random.default_rng(seed)
     outcomes = states * levels
     noise = np.broadcast_to(generator.dirichlet(np.ones(outcomes)), (states, actions, outcomes))
@@ -113,7 +113,7 @@ def best_policy(problem: UncertainProblem, bonus: FloatArray) -> tuple[FloatArra
 
 @dataclass(frozen=True)
 class KLObjective:
-    """Divergence and objective of random policies; `range_of_difference` of two fields is 0 if they differ by a constant."""
+    """Divergence and objective of random policies, and of the optimal ones."""
 
     drawn: FloatArray  # [policies] divergence, dynamics drawn with the trajectory
     fixed: FloatArray  # [policies] divergence to one fixed f*

@@ -57,7 +57,7 @@ class SoftMDP:
 
 
 def random_mdp(seed: int = 0, states: int = 20, actions: int = 5, outputs: int = 3, **parameters: float) -> SoftMDP:
-    """Random rewards and transitions; the bonus is sum_j log(1 + v_j / sigma^2) of random variances, scaled to [0, 1]."""
+    """Random rewards and transitions; the bonus is sum_j log(1 + v_j / sigma^2) of random variances, at most 1."""
     generator = np.random.default_rng(seed)
     transition = generator.dirichlet(np.full(states, 0.1), size=(states, actions))  # a few likely successors
     bonus = np.log1p(generator.gamma(1.0, size=(states, actions, outputs)) / 0.1).sum(-1)
