@@ -41,7 +41,8 @@ class Calibration:
         """Spearman's rank correlation of disagreement and error; 0 if one of them is constant."""
         if np.ptp(self.disagreement) == 0 or np.ptp(self.error) == 0:
             return 0.0
-        return float(stats.spearmanr(self.disagreement, self.error)[0])
+        found: Any = stats.spearmanr(self.disagreement, self.error)
+        return float(found.statistic)
 
     @property
     def high(self) -> BoolArray:
