@@ -1,8 +1,8 @@
-"""What an update does beside its matrix products: each part alone, in one interleaved run; writes breakdown.json.
+"""The parts of an update besides its matrix products, timed alone and interleaved; writes breakdown.json.
 
     python benchmarks/breakdown.py
 
-Parts have the update's own shapes (batch 256, 256-wide networks, Pendulum-v1): Adam and slow copies of every weight,
+Parts have the update's own shapes (batch 256, 256-wide networks, Pendulum-v1): Adam and target copies of every weight,
 the random numbers and densities of the policy's draws, activations forward and backward, sampling from the replay.
 """
 

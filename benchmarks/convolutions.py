@@ -1,4 +1,4 @@
-"""A few images at a time against the whole batch: the encoder's pass and its gradients; writes convolutions.json.
+"""The encoder on chunks of images against the whole batch, forward and backward; writes convolutions.json.
 
     python benchmarks/convolutions.py
 

@@ -1,4 +1,4 @@
-"""How the cost of an agent step grows, and with what it does not; writes scaling.json and docs/images/scaling.png.
+"""How the cost of an agent step scales with each setting; writes scaling.json and docs/images/scaling.png.
 
     python benchmarks/scaling.py [--only batch width ...]
 

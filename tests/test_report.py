@@ -257,7 +257,7 @@ def test_a_finished_run_whose_evaluations_were_cut_did_not_stop(tmp_path, how):
     runs = find_runs([tmp_path], problems)
     summary = summarise(runs, problems)
     assert len(problems) == 1 and str(tmp_path / "1" / "eval.csv") in problems[0] and problems[0].kind == "damaged"
-    assert ("line 11" if how == "torn" else "last evaluation is at step 800, and the run got to 1000") in problems[0]
+    assert ("line 11" if how == "torn" else "last evaluation is at step 800, but the run reached 1000") in problems[0]
     why = "1 run finished, but eval.csv is damaged or incomplete and ends before 2,000 steps, without a final score"
     assert summary.problems[1:] == [f"sac on Pendulum-v1: {why}"]
     assert runs[1].returns.step[-1] == (900 if how == "torn" else 800)  # what can be read is used
@@ -380,16 +380,16 @@ def test_numbers_are_readable(value, text):
     assert format_number(value) == text
 
 
-def test_two_thousand_runs_are_summarised_quickly():
+def test_a_thousand_runs_are_summarised_quickly():
     steps = np.arange(1.0, 101.0)
     series = lambda a, s: Series(steps, steps, np.random.default_rng([a, s]).normal(a, 1, 100))
     runs = [
         RunLogs(Path(), f"algo{a}", f"dmc/task{e}", s, 100, "", {}, {}, evaluation={"mean_return": series(a, s)})
-        for a in range(10) for e in range(20) for s in range(10)
+        for a in range(10) for e in range(10) for s in range(10)
     ]  # fmt: skip
     start = time.process_time()
     page = "".join(rp.render(summarise(runs)))
-    assert time.process_time() - start < 30
+    assert time.process_time() - start < 15
     assert len(page) < 20e6
 
 
@@ -516,7 +516,7 @@ def test_unlike_runs_are_compared_with_a_word(tmp_path):
     )
     said = summarise(find_runs([tmp_path])).problems
     assert "Pendulum-v1: runs differ in learning_starts (0, 500), but are compared" in said
-    assert "Pendulum-v1: 1 run continued after 2,000 steps, and only what was before is compared" in said
+    assert "Pendulum-v1: 1 run continued after 2,000 steps; only the part before is compared" in said
 
 
 def test_steps_to_a_threshold_were_measured(tmp_path):

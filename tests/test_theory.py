@@ -12,7 +12,7 @@ from maxinforl.experiments import theory, verdicts
 from maxinforl.experiments.theory import bandit_figure, gp_bandit, kl_trajectories, soft_mdp
 
 
-@pytest.fixture(scope="module", params=["rbf", "linear"])
+@pytest.fixture(scope="module", params=["rbf", pytest.param("linear", marks=pytest.mark.slow)])
 def runs(request):
     return gp_bandit.bandit(request.param, seeds=12, rounds=1000)
 
