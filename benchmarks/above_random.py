@@ -1,4 +1,4 @@
-"""Do runs end above chance? python benchmarks/above_random.py results/pixels --picture results/pixels/curves.png
+"""Do runs end above random? python benchmarks/above_random.py results/pixels --picture results/pixels/curves.png
 
 Each run's last three evaluations against the untrained actor's and a uniformly random policy's mean + 3 standard
 deviations over 200 episodes, on the task that the runs' config.toml names.

@@ -1,8 +1,8 @@
-"""What an update does beside its matrix products: each part alone, in one interleaved run; writes breakdown.json.
+"""The parts of an update besides its matrix products, timed alone and interleaved; writes breakdown.json.
 
     python benchmarks/breakdown.py
 
-Parts have the update's own shapes (batch 256, 256-wide networks, Pendulum-v1): Adam and slow copies of every weight,
+Parts have the update's own shapes (batch 256, 256-wide networks, Pendulum-v1): Adam and target copies of every weight,
 the random numbers and densities of the policy's draws, activations forward and backward, sampling from the replay.
 """
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from maxinforl.core.actor_critic import polyak
 from maxinforl.core.optimizer import descend
-from maxinforl.experiments.speed import Subject, best
+from maxinforl.experiments.speed import TimedAgent, best_times
 from maxinforl.settings import Settings
 
 SUBJECTS = {
@@ -25,7 +25,7 @@ SUBJECTS = {
 }
 
 
-def parts(subject: Subject) -> dict[str, Any]:
+def parts(subject: TimedAgent) -> dict[str, Any]:
     """Name -> a call that takes as long as that part of an update."""
     agent, state, batch_size = subject.trainer.strategy, subject.trainer.state, 256
     base, learner, spec = agent.base, state.agent.learner, subject.trainer.program.spec
@@ -71,9 +71,9 @@ def ready(function: Any, *args: Any) -> Any:
 def main() -> None:
     results = {}
     for title, (algo, uncertainty) in SUBJECTS.items():
-        subject = Subject(Settings(algo=algo, uncertainty=uncertainty, env="Pendulum-v1"))
+        subject = TimedAgent(Settings(algo=algo, uncertainty=uncertainty, env="Pendulum-v1"))
         calls = {"update": subject.update, "products": subject.floor, **parts(subject)}
-        results[title] = {name: round(ms, 3) for name, ms in best(calls, 10, 0.2).items()}
+        results[title] = {name: round(ms, 3) for name, ms in best_times(calls, 10, 0.2).items()}
         print(title, results[title], flush=True)
     Path(__file__).with_name("breakdown.json").write_text(json.dumps(results, indent=1) + "\n")
 

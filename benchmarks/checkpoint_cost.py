@@ -1,10 +1,10 @@
-"""What checkpoints cost: share of the wall time of a Pendulum-v1 run that saves every 1 000 steps.
+"""Cost of checkpoints: their share of the wall time of a Pendulum-v1 run that saves every 1 000 steps.
 
     python benchmarks/checkpoint_cost.py --rows 10000 500000 --rounds 8
 
-The replay is filled to the given number of rows first (without learning), so that a cost that grew with it would show.
+The replay is filled to the given number of rows first (without learning), so that a cost that grows with it is visible.
 A round is 1 000 steps in four blocks: a checkpoint is begun at the start of the first, and is durable at its end; the
-third is the same without one, a few seconds later, so that noise falls on both alike. The cost is the difference
+third is the same without one, a few seconds later, so that noise affects both alike. The cost is the difference
 between the best first and the best third block of all rounds (and that of the medians), as a share of a round.
 Prints a sentence and appends a JSON line to --log per size; both sizes take about five minutes on one quiet core.
 """

@@ -1,4 +1,4 @@
-"""A few images at a time against the whole batch: the encoder's pass and its gradients; writes convolutions.json.
+"""The encoder on chunks of images against the whole batch, forward and backward; writes convolutions.json.
 
     python benchmarks/convolutions.py
 
@@ -14,8 +14,13 @@ import jax.numpy as jnp
 
 from maxinforl.core.encoders import Pixels, _features
 from maxinforl.core.types import Spec
-from maxinforl.experiments.speed import best
+<<<<<<< HEAD
+from maxinforl.experiments.speed import best_times
 from maxinforl.system.memory import keep_freed_memory
+=======
+from maxinforl.experiments.speed import best_times
+from maxinforl.training.loop import keep_freed_memory
+>>>>>>> exp
 
 
 def calls(size: int) -> dict:
@@ -40,7 +45,7 @@ def main() -> None:
     keep_freed_memory()
     results = {}
     for size in (32, 48, 84):
-        results[size] = {name: round(ms, 1) for name, ms in best(calls(size), 5, 0.1).items()}
+        results[size] = {name: round(ms, 1) for name, ms in best_times(calls(size), 5, 0.1).items()}
         print(size, results[size], flush=True)
     Path(__file__).with_name("convolutions.json").write_text(json.dumps(results, indent=1) + "\n")
 

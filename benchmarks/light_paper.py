@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maxinforl.experiments.rundir import find_runs
+from maxinforl.experiments.read_runs import find_runs
 from maxinforl.experiments.statistics import (
     Hits,
     mean_se,

@@ -1,9 +1,9 @@
-"""Agent steps of other implementations beside ours, in turn, in one run.
+"""Time per agent step of other implementations and of this one, measured in turn.
 
     python -m venv sbx && sbx/bin/pip install sbx-rl
     python benchmarks/rivals.py --sbx sbx/bin/python
 
-Pendulum-v1, batches of 256, 256-wide networks, one update per step. Each turn is a process of its own that compiles,
+Pendulum-v1, batches of 256, 256-wide networks, one update per step. Each turn is a new process that compiles,
 warms up and times ten blocks of 100 steps; ms per agent step, the best block. Writes rivals.json.
 """
 
@@ -25,9 +25,9 @@ for _ in range(10):
 """
 OURS = """
 import time
-from maxinforl.experiments.speed import Subject
+from maxinforl.experiments.speed import TimedAgent
 from maxinforl.settings import Settings
-subject = Subject(Settings(algo="{algo}", uncertainty="{uncertainty}", env="Pendulum-v1"))
+subject = TimedAgent(Settings(algo="{algo}", uncertainty="{uncertainty}", env="Pendulum-v1"))
 for _ in range(300):
     subject.step()
 for _ in range(10):

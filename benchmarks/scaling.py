@@ -1,4 +1,4 @@
-"""How the cost of an agent step grows, and with what it does not; writes scaling.json and docs/images/scaling.png.
+"""How the cost of an agent step scales with each setting; writes scaling.json and docs/images/scaling.png.
 
     python benchmarks/scaling.py [--only batch width ...]
 
@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from maxinforl.core.update import unpack
-from maxinforl.experiments.speed import best
+from maxinforl.experiments.speed import best_times
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.compiled import make_trainer
 from maxinforl.training.trainer import Trainer
@@ -87,7 +87,7 @@ def sweep(builders: dict, repeats: int = 8, seconds: float = 0.4) -> dict[str, f
     """ms per agent step of each entry, interleaved."""
     made = {str(name): build() for name, build in builders.items()}
     steps = {name: len(t.advance(100)) for name, t in made.items()}  # compiles, and says how many steps a call makes
-    times = best({name: lambda t=t: (t.advance(100), t.action) for name, t in made.items()}, repeats, seconds)
+    times = best_times({name: lambda t=t: (t.advance(100), t.action) for name, t in made.items()}, repeats, seconds)
     return {name: ms / steps[name] for name, ms in times.items()}
 
 

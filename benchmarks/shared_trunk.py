@@ -1,4 +1,4 @@
-"""The other light ensemble that was tried: one trunk with a head per member, each beside a fixed random prior.
+"""A light ensemble that was rejected: one shared trunk with a head per member, each with a fixed random prior.
 
     python benchmarks/shared_trunk.py --out results/light-paper/mountain-car/shared-trunk --seeds 3
 

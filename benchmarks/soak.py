@@ -1,4 +1,4 @@
-"""A long run through everything at once: exceptions, hangs, bad numbers and signals, resumed until it is done.
+"""A long run with exceptions, hangs, NaN and signals, resumed until it is finished.
 
     python benchmarks/soak.py --out /tmp/soak --log benchmarks/soak.jsonl --steps 200000
 

@@ -11,10 +11,12 @@ from maxinforl import cli
 from maxinforl.errors import BadInput
 from maxinforl.experiments import reproduce, theory
 from maxinforl.experiments import statistics as st
-from maxinforl.experiments.claims import CONFIRMED, CONTRADICTED, NOT_RUN, NOT_SHOWN, Claim, all_of, judge, parse_claims
+from maxinforl.experiments.claims import Claim, judge, parse_claims
 from maxinforl.experiments.cost import cost
-from maxinforl.experiments.rundir import Run, Series
-from maxinforl.experiments.suite import parse_suite
+from maxinforl.experiments.log_files import Series
+from maxinforl.experiments.read_runs import RunLogs
+from maxinforl.experiments.suite_file import parse_suite
+from maxinforl.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_RUN, NOT_SHOWN, all_of
 
 RESULTS = Path(__file__).parent.parent / "results"
 ENVS = ["dmc/a", "dmc/b"]
@@ -25,7 +27,7 @@ def run(algo, env, seed, level, steps=100, metrics=None, upto=1.0):
     at = np.linspace(0, steps * upto, 21)
     value = np.where(at >= steps / 2, float(level), 0.0)
     logged = {name: Series(at, at, np.full(len(at), float(v))) for name, v in (metrics or {}).items()}
-    return Run(
+    return RunLogs(
         Path(f"{algo}-{env}-{seed}"), algo, env, seed, steps, "", {}, {}, logged, {"mean_return": Series(at, at, value)}
     )
 
@@ -212,12 +214,12 @@ FIGURES += (
 
 
 def test_every_figure_is_there():
-    assert set(reproduce.names()) == {*FIGURES.split(), *theory.REPRODUCE}
+    assert set(reproduce.figure_names()) == {*FIGURES.split(), *theory.REPRODUCE}
 
 
 @pytest.mark.parametrize("name", FIGURES.split())
 def test_a_figure_is_whole(name):
-    found = reproduce.figure(name)
+    found = reproduce.load_figure(name)
     assert found.claims and found.suite.title and len(found.suite.seeds) == 5
     labels = {r.label for r in found.suite.runs()}
     for claim in found.claims:
@@ -228,7 +230,7 @@ def test_a_figure_is_whole(name):
 
 
 def test_figures_share_runs():
-    prints = lambda name: {r.fingerprint for r in reproduce.figure(name).suite.runs()}
+    prints = lambda name: {r.fingerprint for r in reproduce.load_figure(name).suite.runs()}
     assert prints("summary") == prints("state-based")
     assert len(prints("rnd") & prints("action-cost")) == 2 * len(prints("rnd")) // 3
 
@@ -236,7 +238,16 @@ def test_figures_share_runs():
 def test_published_runs_are_judged_without_running_anything(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "figure"
-    flags = ["--algos", "sac,maxinfo-sac", "--envs", "MountainCar*", "--reuse", str(RESULTS), "--out", str(out)]
+    flags = [
+        "--algos",
+        "sac,maxinfo-sac",
+        "--envs",
+        "MountainCar*",
+        "--reuse",
+        str(RESULTS / "mountain-car"),
+        "--out",
+        str(out),
+    ]
     flags += ["--set", "steps=10000", "--set", "eval_every=1000", "--set", "eval_episodes=10"]
     assert cli.main(["reproduce", "state-based", *flags, "--set", "intrinsic.hidden=[64,64]"]) == 0
     verdicts = json.loads((out / "verdicts.json").read_text())

@@ -28,7 +28,7 @@ import tomli_w
 import maxinforl
 from maxinforl import cli, files
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.experiments.suite import read_suite
+from maxinforl.experiments.suite_file import read_suite
 from maxinforl.settings import Settings, resolve
 from maxinforl.training import checkpoint
 from maxinforl.training.compiled import make_trainer

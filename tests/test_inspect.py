@@ -11,9 +11,9 @@ import pytest
 import maxinforl
 from maxinforl import cli
 from maxinforl.errors import BadInput
-from maxinforl.experiments import inspection, knowledge
+from maxinforl.experiments import calibration, inspection
+from maxinforl.experiments.calibration import Calibration
 from maxinforl.experiments.inspection import sparkline
-from maxinforl.experiments.knowledge import Knowledge, rank_correlation
 from maxinforl.replay import Replay, Transition
 
 RESULTS = Path(__file__).parents[1] / "results" / "mountain-car"
@@ -36,20 +36,12 @@ def test_sparkline():
     assert sparkline(np.arange(100.0), width=8) == "▁▂▃▄▅▆▇█"
 
 
-def test_rank_correlation_is_spearmans():
-    x = np.array([1.0, 2.0, 3.0, 4.0])
-    assert rank_correlation(x, np.exp(x)) == pytest.approx(1)
-    assert rank_correlation(x, -(x**3)) == pytest.approx(-1)
-    assert rank_correlation(x, np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx(0.894427)  # ties share their rank
-    assert rank_correlation(x, np.ones(4)) == 0
-
-
-def test_a_run_without_checkpoints_says_what_cannot_be_shown(capsys):
+def test_a_run_without_checkpoints_says_what_is_not_available(capsys):
     assert cli.main(["inspect", str(RESULTS / "maxinfo-sac" / "seed-0")]) == 0
     text = capsys.readouterr().out
     assert "10000 of 10000 steps" in text and "eval_episodes = 10 (preset: 5)" in text
     assert "best 97.0 at step 3000" in text and "α2 tracks its target" in text
-    assert "cannot be shown" in text and "no warnings" in text
+    assert "not available" in text and "no warnings" in text
 
 
 def test_only_differences_are_listed(tmp_path):
@@ -81,15 +73,23 @@ def test_information_gain_that_is_used_up_or_off_its_target_is_told(tmp_path):
     assert "below a tenth of its peak" in text and "off its target" in text and "α2 rises to close it" in text
 
 
-def known(spread: np.ndarray, error: np.ndarray) -> Knowledge:
-    rows = np.linspace(0, 1, len(spread))
-    return Knowledge(7, np.stack([rows, 0 * rows], 1), rows[:, None], rows, rows, spread, error)
+def known(disagreement: np.ndarray, error: np.ndarray) -> Calibration:
+    rows = np.linspace(0, 1, len(disagreement))
+    return Calibration(7, np.stack([rows, 0 * rows], 1), rows[:, None], rows, rows, disagreement, error)
+
+
+def test_rank_correlation_is_spearmans():
+    x = np.array([1.0, 2.0, 3.0, 4.0])
+    assert known(x, np.exp(x)).correlation == pytest.approx(1)
+    assert known(x, -(x**3)).correlation == pytest.approx(-1)
+    assert known(x, np.array([1.0, 1.0, 2.0, 2.0])).correlation == pytest.approx(0.894427)  # ties share their rank
+    assert known(x, np.ones(4)).correlation == known(np.ones(4), x).correlation == 0
 
 
 def test_calibration_is_judged_by_ranks_and_by_size():
     right = np.linspace(0.1, 1, 100)
     assert not list(inspection.model_warnings(known(right, right)))
-    assert "little about the error" in next(inspection.model_warnings(known(right, right[::-1])))
+    assert "hardly predicts the error" in next(inspection.model_warnings(known(right, right[::-1])))
     assert "10 times its disagreement" in next(inspection.model_warnings(known(right, 10 * right)))
     assert known(right, 2 * right).bins(2) == [
         pytest.approx((0.325, 0.65), abs=0.01),
@@ -98,8 +98,11 @@ def test_calibration_is_judged_by_ranks_and_by_size():
 
 
 def test_where_the_gain_is_high_is_told_by_dimension():
-    text = "\n".join(inspection.uncertain(known(np.ones(100), np.ones(100))))
+    text = "\n".join(inspection.uncertain_regions(known(np.ones(100), np.ones(100))))
     assert "observation 0   from 0.964 to 0.996" in text and "98% of the replay's age" in text
+
+
+ADD = jax.jit(lambda replay, transition: replay.add(transition))
 
 
 def filled(agent: maxinforl.Agent, steps: int = 60) -> Replay:
@@ -107,24 +110,28 @@ def filled(agent: maxinforl.Agent, steps: int = 60) -> Replay:
     generator, width = np.random.default_rng(0), agent.spec.obs[0]
     draw = lambda *shape: generator.normal(size=(1, *shape)).astype(np.float32)
     replay = Replay.create(1, steps + 8, (width,), np.float32, agent.spec.action).begin(draw(width))
-    add = jax.jit(lambda replay, transition: replay.add(transition))
     for i in range(steps):
         next_obs, flag = draw(width), lambda value: np.array([value])
         t = Transition(draw(agent.spec.action), draw(), flag(False), flag(i == 30), next_obs, next_obs, flag(True))
-        replay = add(replay, t)
+        replay = ADD(replay, t)
     return replay
 
 
-@pytest.mark.parametrize("algo", ["maxinfo-sac", "eps-maxinfo-curiosity-sac", "eipo-sac", "maxinfo-rnd-sac"])
-def test_every_strategy_with_a_model_can_be_asked(algo):
+SLOW_ALGOS = [pytest.param(a, marks=pytest.mark.slow) for a in ("eps-maxinfo-curiosity-sac", "maxinfo-rnd-sac")]
+
+
+@pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", *SLOW_ALGOS])
+def test_every_strategy_with_a_model_is_evaluated(algo):
     agent = maxinforl.make(algo, "Pendulum-v1", set=TINY)
-    found = knowledge.ask(agent, agent.strategy.intrinsic, filled(agent), 60)
+    found = calibration.evaluate_ensemble(agent, agent.strategy.intrinsic, filled(agent), 60)
     assert found.gain.shape == found.error.shape == (60,) and found.obs.shape == (60, 3)
-    assert np.isfinite(found.gain).all() and found.spread.min() > 0 and 0 <= found.when.min() <= found.when.max() <= 1
+    assert np.isfinite(found.gain).all() and found.disagreement.min() > 0
+    assert 0 <= found.recency.min() <= found.recency.max() <= 1
     assert 3 <= found.high.sum() <= 8  # drawn with replacement
 
 
-def test_a_run_with_a_checkpoint_shows_what_its_model_knows(tmp_path):
+@pytest.mark.slow
+def test_a_run_with_a_checkpoint_shows_its_calibration(tmp_path):
     agent = maxinforl.make("maxinfo-sac", "Pendulum-v1", set=TINY, batch_size=8, eval_episodes=0, log_every=10)
     agent.learn(40, out=tmp_path / "run")
     text = inspection.inspect(tmp_path / "run")
@@ -132,7 +139,7 @@ def test_a_run_with_a_checkpoint_shows_what_its_model_knows(tmp_path):
     assert "no evaluation was written" in text
 
 
-def test_a_directory_of_seeds_asks_for_one():
+def test_a_directory_of_seeds_is_refused():
     with pytest.raises(BadInput, match=r"name one of them, such as .*seed-0"):
         inspection.inspect(RESULTS / "sac")
     with pytest.raises(BadInput, match="holds no run"):

@@ -18,7 +18,9 @@ from maxinforl import cli
 from maxinforl.errors import BadInput
 from maxinforl.experiments import launch, sweep
 from maxinforl.experiments.launch import Job, Local, Slurm, make_launcher, slurm_parameters, tail, write_scripts
-from maxinforl.experiments.suite import Resources, parse_suite, plan
+from maxinforl.experiments.suite import Resources
+from maxinforl.experiments.suite_file import parse_suite
+from maxinforl.experiments.suite_runs import plan
 from maxinforl.training.lock import RunLock, in_use
 
 TINY = {
@@ -209,6 +211,7 @@ def test_slurm_scripts_are_whole(tmp_path, monkeypatch, capsys):
     assert "wrote 2 scripts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @needs_submitit
 def test_slurm_jobs_report_how_they_ended(tmp_path):
     if not slurm_here():
@@ -237,12 +240,14 @@ def slurm_here() -> bool:
 
 @pytest.fixture(scope="module")
 def cluster():
+    """One Ray cluster for every test that needs one."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     launcher = launch.Ray(1, Resources())
     yield launcher
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_killed_ray_worker_is_retried(cluster, tmp_path):
     code = (
         "import os, sys, time; from pathlib import Path; seen = Path(sys.argv[1]) / 'seen'\n"
@@ -258,41 +263,45 @@ def test_a_killed_ray_worker_is_retried(cluster, tmp_path):
     assert len(log.read_text().split()) == 2
 
 
-def test_ray_and_a_killed_local_driver_give_the_same_curves(cluster, tmp_path, monkeypatch):
-    """The local driver is killed in the middle and started again: every run is finished once, as Ray finishes it."""
-    monkeypatch.chdir(tmp_path)
-    Path("suite.toml").write_text(tomli_w.dumps(TINY))
-    command = [sys.executable, "-m", "maxinforl", "sweep", "suite.toml", "--jobs", "1", "--out", "local"]
-    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    first = Path("local/sac/Pendulum-v1/seed-0")
-    deadline = time.monotonic() + 120
-    while not list(first.glob("checkpoints/step-*")) and driver.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+def sweeping(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "maxinforl", "sweep", "suite.toml", "--jobs", "1", *flags]
+
+
+@pytest.fixture(scope="module")
+def killed_locally(tmp_path_factory) -> Path:
+    """A suite whose local driver was killed during the first run, and which was then started again."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "suite.toml").write_text(tomli_w.dumps({**TINY, "resources": {"memory_gb": 0.5}}))
+    command = sweeping("--out", "out")
+    driver = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    first = folder / "out/sac/Pendulum-v1/seed-0"
+    saving(first, driver)
     driver.kill()
     driver.wait()
     assert not (first.parent / "seed-1").exists()
-    assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 0
-    runs = parse_suite(TINY, "tiny").runs()
-    one = sweep.Sweep(plan(runs, Path("ray")), cluster, Path("ray"), console=Console(quiet=True), every=0.05)
-    monkeypatch.setattr(cluster, "stop", lambda: None)  # the module's cluster lives on
-    assert one.go() == sweep.DONE
-    for name in ("seed-0", "seed-1"):
-        curves = [Path(kind, "sac/Pendulum-v1", name, "eval.csv").read_text() for kind in ("local", "ray")]
-        assert curves[0] == curves[1] and curves[0].count("\n") == 6
-    log = Path("local/logs/sac_Pendulum-v1_seed-0.log").read_text()
-    assert "resuming" in log
-    assert {p.state for p in plan(runs, Path("local"))} == {"finished"}
+    assert subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL).returncode == 0
+    return folder
 
 
+@pytest.mark.slow
+def test_a_killed_local_driver_finishes_every_run_once(killed_locally):
+    out = killed_locally / "out"
+    curves = [(out / "sac/Pendulum-v1" / name / "eval.csv").read_text() for name in ("seed-0", "seed-1")]
+    assert [curve.count("\n") for curve in curves] == [6, 6] and curves[0] != curves[1]
+    assert "resuming" in (out / "logs/sac_Pendulum-v1_seed-0.log").read_text()
+    assert "resuming" not in (out / "logs/sac_Pendulum-v1_seed-1.log").read_text()
+    assert {p.state for p in plan(parse_suite(TINY, "tiny").runs(), out)} == {"finished"}
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_ray_runs_survive_their_worker_and_their_driver(tmp_path, monkeypatch):
+def test_ray_runs_survive_their_worker_and_their_driver(cluster, killed_locally, monkeypatch):
     """The worker of the first run is killed, then the driver in the middle of the second, with the worker, which might
-    finish before Ray ends it; started again, the suite finishes every run once, with the curves of undisturbed runs."""
-    pytest.importorskip("ray", reason="Ray is not installed")
-    monkeypatch.chdir(tmp_path)
-    Path("suite.toml").write_text(tomli_w.dumps({**TINY, "settings": {**TINY["settings"], "steps": 400}}))
-    sweeping = [sys.executable, "-m", "maxinforl", "sweep", "suite.toml", "--jobs", "1", "--out"]
-    on_ray = [*sweeping, "ray", "--launcher", "ray"]
+    finish before Ray ends it; started again, the suite finishes every run once, with the curves of the local suite,
+    whose runs were interrupted elsewhere or not at all."""
+    monkeypatch.chdir(killed_locally)
+    address = cluster.ray.get_runtime_context().gcs_address
+    on_ray = sweeping("--out", "ray", "--launcher", "ray", "--address", address)
     driver = subprocess.Popen(on_ray, stdout=subprocess.DEVNULL)
     first, second = (Path("ray/sac/Pendulum-v1", name) for name in ("seed-0", "seed-1"))
     os.kill(parent(saving(first, driver)), signal.SIGKILL)
@@ -303,11 +312,10 @@ def test_ray_runs_survive_their_worker_and_their_driver(tmp_path, monkeypatch):
     driver.wait()
     assert gone(run, 60.0)
     assert subprocess.run(on_ray, stdout=subprocess.DEVNULL).returncode == 0
-    assert subprocess.run([*sweeping, "local"], stdout=subprocess.DEVNULL).returncode == 0
     for run in (first, second):
-        curve = (run / "eval.csv").read_text()
-        assert curve == Path("local", *run.parts[1:], "eval.csv").read_text() and curve.count("\n") == 10
+        assert (run / "eval.csv").read_text() == Path("out", *run.parts[1:], "eval.csv").read_text()
         assert "resuming" in Path("ray/logs", f"sac_Pendulum-v1_{run.name}.log").read_text()
+    assert {p.state for p in plan(parse_suite(TINY, "tiny").runs(), Path("ray"))} == {"finished"}
 
 
 def saving(run: Path, driver: subprocess.Popen, seconds: float = 180.0) -> int:

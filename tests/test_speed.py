@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maxinforl import cli, compiling
-from maxinforl.experiments import speed
+from maxinforl.experiments import flops, speed
 from maxinforl.settings import Settings
 
 TINY = Settings(algo="sac", env="Pendulum-v1", batch_size=8, set=(("base.hidden", (16,)),))
@@ -19,7 +19,7 @@ TINY = Settings(algo="sac", env="Pendulum-v1", batch_size=8, set=(("base.hidden"
 def test_products_are_counted_as_often_as_they_run():
     w = jnp.ones((3, 3))
     chain = lambda x: jax.lax.scan(lambda x, _: (x @ w, None), x, length=5)[0] @ w
-    found = speed.products(chain, jnp.ones((7, 3)))
+    found = flops.products(chain, jnp.ones((7, 3)))
     assert sorted(p.times for p in found) == [1, 5]
     assert sum(p.flop for p in found) == 6 * 2 * 7 * 3 * 3
 
@@ -27,16 +27,16 @@ def test_products_are_counted_as_often_as_they_run():
 def test_a_product_written_twice_counts_once():
     inner = jax.jit(lambda x, y: x @ y)
     both = lambda x, y: inner(x, y) + jnp.dot(x, y) + inner(y, x)
-    assert sum(p.flop for p in speed.products(both, jnp.ones((3, 3)), jnp.ones((3, 3)))) == 2 * 2 * 3**3
+    assert sum(p.flop for p in flops.products(both, jnp.ones((3, 3)), jnp.ones((3, 3)))) == 2 * 2 * 3**3
 
 
 def test_a_product_whose_result_is_not_used_does_not_count():
-    assert speed.products(lambda x: (x @ x, x + 1)[1], jnp.ones((3, 3))) == []
+    assert flops.products(lambda x: (x @ x, x + 1)[1], jnp.ones((3, 3))) == []
 
 
 def test_a_branch_that_is_rarely_taken_does_not_count():
     rare = lambda x, now: jax.lax.cond(now % 100 == 99, lambda x: x @ x @ x, lambda x: x, x) @ x
-    assert sum(p.flop for p in speed.products(rare, jnp.ones((3, 3)), 0)) == 2 * 3**3
+    assert sum(p.flop for p in flops.products(rare, jnp.ones((3, 3)), 0)) == 2 * 3**3
 
 
 def test_a_convolution_counts_its_windows():
@@ -44,12 +44,12 @@ def test_a_convolution_counts_its_windows():
     convolve = lambda x, k: jax.lax.conv_general_dilated(
         x, k, (2, 2), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    assert sum(p.flop for p in speed.products(convolve, image, kernel)) == 2 * 2 * 4 * 4 * 4 * 27
+    assert sum(p.flop for p in flops.products(convolve, image, kernel)) == 2 * 2 * 4 * 4 * 4 * 27
 
 
 @pytest.fixture(scope="module")
-def subject() -> speed.Subject:
-    return speed.Subject(TINY)
+def subject() -> speed.TimedAgent:
+    return speed.TimedAgent(TINY)
 
 
 def test_the_flop_of_sac_by_hand(subject):
@@ -73,13 +73,14 @@ def test_one_dispatch_per_agent_step_is_counted(subject):
 
 def test_the_best_of_interleaved_repeats():
     calls = []
-    best = speed.best({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, seconds=0)
+    best = speed.best_times({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=3, seconds=0)
     assert calls == ["a", "b"] + ["a", "b"] * 3 and all(0 < ms < 10 for ms in best.values())
 
 
-def test_bench_writes_what_it_prints(tmp_path, monkeypatch, capsys):
+def test_bench_writes_what_it_prints(subject, tmp_path, monkeypatch, capsys):
     quick = speed.bench
-    monkeypatch.setattr(speed, "bench", lambda seeds: quick([TINY for _ in seeds], repeats=1, seconds=0.001))
+    monkeypatch.setattr(speed, "TimedAgent", lambda settings: subject)
+    monkeypatch.setattr(speed, "bench", lambda seeds: quick(seeds, repeats=1, seconds=0.001))
     assert cli.main(["bench", "speed", "--algos", "sac", "--no-start", "--json", str(tmp_path / "speed.json")]) == 0
     (row,) = json.loads((tmp_path / "speed.json").read_text())
     assert {"algo", "floor_ms", "update_ms", "step_ms", "gflop", "dispatches"} <= set(row)

@@ -10,9 +10,11 @@ import tomli_w
 from maxinforl import cli
 from maxinforl.config import to_plain
 from maxinforl.errors import BadInput
-from maxinforl.experiments import suite as su
-from maxinforl.experiments.suite import Suite, as_flags, fingerprint, parse_suite, plan, read_suite
+from maxinforl.experiments.suite import Suite
+from maxinforl.experiments.suite_file import parse_suite, read_suite
+from maxinforl.experiments.suite_runs import as_flags, fingerprint, plan
 from maxinforl.settings import Settings, resolve, settings_table
+from maxinforl.training.directory import finished, logged_steps
 
 BASE = {"algorithms": ["sac", "maxinfo-sac"], "environments": ["Pendulum-v1", "dmc/walker-run"], "seeds": 3}
 RESULTS = Path(__file__).parent.parent / "results"
@@ -96,8 +98,8 @@ REFUSED = [
     ({"seeds": []}, "'seeds' must be"),
     ({"seeds": 0}, "'seeds' must be"),
     ({"seeds": [1, 1]}, "'seeds' must be"),
-    ({"seeds": 10**15}, "'seeds' is 1000000000000000 where at most 100000"),
-    ({"seeds": 2**63}, "where at most 100000"),
+    ({"seeds": 10**15}, "'seeds' is 1000000000000000; at most 100000"),
+    ({"seeds": 2**63}, "at most 100000 are allowed"),
     ({"seeds": 50_000}, "the product of the suite 'test' has 200000 runs"),
     ({"seeds": [2**32]}, "seed must be at most"),
     ({"settings": {"stepz": 1}}, "did you mean 'steps'"),
@@ -214,9 +216,9 @@ def test_checkpoints_decide_where_there_are_any(tmp_path):
     settings = Settings(algo="sac", env="Pendulum-v1", steps=100)
     folder = write_run(tmp_path / "run", settings)
     (folder / "checkpoints" / "step-000000050").mkdir(parents=True)
-    assert not su.finished(folder, 100)
+    assert not finished(folder, Settings(steps=100))
     (folder / "checkpoints" / "step-000000100").mkdir()
-    assert su.finished(folder, 100)
+    assert finished(folder, Settings(steps=100))
 
 
 def test_a_directory_with_another_run_is_refused(tmp_path):
@@ -232,9 +234,9 @@ def test_a_directory_with_another_run_is_refused(tmp_path):
 def test_the_last_whole_line_counts(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    assert su.logged_steps(folder) == -1
+    assert logged_steps(folder) == -1
     (folder / "eval.csv").write_text("step,env_step\n")
-    assert su.logged_steps(folder) == -1
+    assert logged_steps(folder) == -1
     (folder / "eval.csv").write_text("step,env_step\n40,40\n50,5")
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 45}) + "\n" + '{"step": 9')
-    assert su.logged_steps(folder) == 45
+    assert logged_steps(folder) == 45

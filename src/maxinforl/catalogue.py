@@ -56,10 +56,10 @@ def show_figures() -> None:
     from maxinforl.experiments import reproduce, theory
 
     rows = table("figure", "runs", "claims", "what it shows")
-    for name in reproduce.names():
+    for name in reproduce.figure_names():
         if name in theory.REPRODUCE:
             rows.add_row(name, "-", "-", "a theory experiment, see docs/theory.md")
         else:
-            found = reproduce.figure(name)
+            found = reproduce.load_figure(name)
             rows.add_row(name, str(len(found.suite.runs())), str(len(found.claims)), found.suite.title)
     screen().print(rows)

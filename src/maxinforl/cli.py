@@ -324,8 +324,13 @@ def settings_from(args: argparse.Namespace) -> Any:
 
 def train(args: argparse.Namespace) -> int:
     prepare_jax()
+<<<<<<< HEAD
     from maxinforl import terminal
-    from maxinforl.experiments.suite import check_same
+    from maxinforl.experiments.suite_runs import check_same
+=======
+    from maxinforl.experiments.suite_runs import check_same
+    from maxinforl.training import command
+>>>>>>> exp
     from maxinforl.training.directory import check_free, holds_run, next_directory
 
     settings = settings_from(args)
@@ -420,10 +425,10 @@ def report(args: argparse.Namespace) -> int:
 
 def sweep(args: argparse.Namespace) -> int:
     from maxinforl.experiments import sweep
-    from maxinforl.experiments.suite import read_suite
+    from maxinforl.experiments.suite_file import read_suite
 
-    suite = sweep.chosen(read_suite(args.suite), args)
-    return sweep.run(suite, Path(args.out or Path("runs") / Path(args.suite).stem), sweep.Where.of(args))
+    suite = sweep.select(read_suite(args.suite), args)
+    return sweep.run(suite, Path(args.out or Path("runs") / Path(args.suite).stem), sweep.LaunchOptions.of(args))
 
 
 def reproduce(args: argparse.Namespace) -> int:

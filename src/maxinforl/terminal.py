@@ -17,7 +17,7 @@ from maxinforl import files
 from maxinforl.agent import Agent, load
 from maxinforl.envs import check_name, make_pool
 from maxinforl.errors import BadInput
-from maxinforl.experiments.rundir import noting, read_table
+from maxinforl.experiments.log_files import collect_problems, read_table
 from maxinforl.settings import Settings, env_options, resolve, title
 from maxinforl.spaces import read_spaces
 from maxinforl.system.signals import PREEMPTED, signals
@@ -143,7 +143,7 @@ def show(seed: SeedView, directory: Path) -> None:
     """A table of the evaluations, and pictures."""
     settings, problems = seed.settings, []
     rows = []
-    with noting(problems):
+    with collect_problems(problems):
         columns = read_table(files.inside(directory, "eval.csv"), problems, COLUMNS)
         rows = list(zip(*(columns[name] for name in COLUMNS))) if columns else []
     for sentence in problems:

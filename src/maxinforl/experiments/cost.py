@@ -1,4 +1,4 @@
-"""What runs will cost, before any of them: hours from the work of an update, memory from the size of the replay."""
+"""Estimated cost of runs for --dry-run: hours from the FLOP of an update, memory from the size of the replay."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import update
 from maxinforl.envs.names import PIXELS
 from maxinforl.errors import BadInput
-from maxinforl.experiments.speed import products
-from maxinforl.experiments.suite import SuiteRun
+from maxinforl.experiments.flops import products
+from maxinforl.experiments.suite_runs import SuiteRun
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.training.trainer import rows_for
 
 # Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
-# the paper's ensemble and 8.7 for 0.66 with the light one. Others are taken to need as long per operation as SAC.
+# the paper's ensemble and 8.7 for 0.66 with the light one. Others are assumed to have SAC's time per FLOP.
 MS_PER_GFLOP = 12.1
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: hours on two cores without environment and evaluation, and bytes of its replay."""
+    """Hours of one run on two cores, without environment and evaluation, and bytes of its replay."""
 
     hours: float
     memory: int
@@ -35,7 +35,7 @@ class Cost:
 
 @cache
 def gflop(agent: Strategy, spec: Spec, batch_size: int, updates: int) -> float:
-    """Matrix products and convolutions of one agent step, counted in its traced program; nothing is compiled."""
+    """GFLOP of the matrix products and convolutions of one agent step, from its jaxpr; nothing is compiled."""
     key = jax.random.key(0)
     dtype = jnp.uint8 if spec.pixels else jnp.float32
     shape = (updates, batch_size)
@@ -60,7 +60,7 @@ def dimensions(env: str, args: tuple) -> tuple[tuple[int, ...], int]:
 
 
 def cost(run: SuiteRun) -> Cost | None:
-    """What one run takes; None where its environment cannot be built here."""
+    """The cost of one run; None if its environment cannot be built here."""
     settings, agent = run.resolved
     try:
         shape, actions = dimensions(settings.env, settings.env_arg)
@@ -76,20 +76,20 @@ def cost(run: SuiteRun) -> Cost | None:
 
 
 def lines(runs: Sequence[SuiteRun]) -> list[str]:
-    """A line per cell and one for all, as `--dry-run` prints them."""
+    """One line per cell and one for the total, as `--dry-run` prints them."""
     cells: dict[tuple[str, str], list[SuiteRun]] = {}
     for run in runs:
         cells.setdefault((run.label, run.environment), []).append(run)
-    said, total, largest, open_cells = [], 0.0, 0, 0
+    text, total, largest, unknown_cells = [], 0.0, 0, 0
     for (label, env), group in cells.items():
         each, steps = cost(group[0]), group[0].settings.steps
         seeds = f"{len(group)} × {steps:,} steps".replace(",", " ")
         if each is None:
-            open_cells += 1
-            said.append(f"{label} on {env}: {seeds}, hours and memory unknown (the environment is not installed)")
+            unknown_cells += 1
+            text.append(f"{label} on {env}: {seeds}, hours and memory unknown (the environment is not installed)")
             continue
         total, largest = total + len(group) * each.hours, max(largest, each.memory)
-        said.append(f"{label} on {env}: {seeds}, {len(group) * each.hours:.1f} h, replay {each.memory / 1e9:.2f} GB")
-    unknown = f", {open_cells} cells unknown" if open_cells else ""
+        text.append(f"{label} on {env}: {seeds}, {len(group) * each.hours:.1f} h, replay {each.memory / 1e9:.2f} GB")
+    suffix = f", {unknown_cells} cells unknown" if unknown_cells else ""
     note = "on two cores one after the other, without environment and evaluation"
-    return [*said, f"{len(runs)} runs: {total:.1f} h {note}; largest replay {largest / 1e9:.2f} GB{unknown}"]
+    return [*text, f"{len(runs)} runs: {total:.1f} h {note}; largest replay {largest / 1e9:.2f} GB{suffix}"]

@@ -1,7 +1,8 @@
-"""One visual style for every figure: direct Matplotlib figures, no global state, no display needed."""
+"""One visual style for every figure, without pyplot's global state and without a display."""
 
+import csv
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +20,7 @@ from maxinforl.files import make_directory, writing
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the report's page uses the same.
+# Okabe and Ito's colour-blind safe colours; the report's page uses the same.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F3C8D", "#666666", "#A6761D", "#A50F15")
 
 STYLE: dict[Any, Any] = {
@@ -36,7 +37,7 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 7.5,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
-    "pdf.fonttype": 42,  # letters stay letters: journals refuse Type 3 fonts
+    "pdf.fonttype": 42,  # TrueType: journals reject Type 3 fonts
     "savefig.dpi": 160,
     "svg.hashsalt": "maxinforl",
 }
@@ -74,6 +75,14 @@ def save(figure: Figure, path: str | Path) -> Path:
     with writing(path):
         figure.savefig(path, metadata=undated.get(path.suffix[1:]))
     return path
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]], digits: int = 15) -> None:
+    """Write the numbers behind a figure; floats with `digits` significant digits."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([f"{v:.{digits}g}" if isinstance(v, float | np.floating) else v for v in row] for row in rows)
 
 
 def band(ax: Axes, x: ArrayLike, low: ArrayLike, middle: ArrayLike, high: ArrayLike, label: str, **style) -> None:

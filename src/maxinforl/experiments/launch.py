@@ -1,6 +1,6 @@
-"""Where the runs of a suite happen: processes on this machine, a Ray cluster, or Slurm.
+"""Launchers for the runs of a suite: processes on this machine, a Ray cluster, or Slurm.
 
-A job is one command that may be started any number of times: it begins the run, or continues it where it stopped.
+A job is one command that may be started any number of times: it starts the run, or resumes it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maxinforl.errors import BadInput, RunFailed, missing_extra, unknown
-from maxinforl.experiments.suite import Planned, Resources
+from maxinforl.experiments.suite import Resources
+from maxinforl.experiments.suite_runs import PlannedRun
 from maxinforl.files import make_directory
 from maxinforl.training.lock import in_use
 from maxinforl.training.store import usable_cores
 
-RETRIES = 3  # of a run whose worker died
-TAIL = 6  # lines of a failed run that are shown
-PATIENCE = 60.0  # seconds for which a run waits for the process that still holds its directory
-THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # what limits a run to its cores
+RETRIES = 3  # of a run whose Ray worker died
+TAIL = 6  # lines of a failed run's log that are printed
+PATIENCE = 60.0  # seconds that a run waits for another process to release its directory
+THREADS = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # environment variables that limit a run to its cores
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command, the directory it fills, and where what it prints goes."""
+    """A command, the run directory that it writes, and the log file of its output."""
 
     name: str
     command: tuple[str, ...]
@@ -52,7 +53,7 @@ class Done:
 
 
 class Launcher(Protocol):
-    """What a suite asks of a place to run: take jobs, say which run and which ended, and stop them all."""
+    """Interface of a launcher: submit jobs, poll for those that ended, list the running ones, stop all."""
 
     def submit(self, job: Job) -> None: ...
 
@@ -63,7 +64,8 @@ class Launcher(Protocol):
     def stop(self) -> None: ...
 
 
-def job_for(planned: Planned, out: Path, threads: int) -> Job:
+def job_for(planned: PlannedRun, out: Path, threads: int) -> Job:
+    """The `maxinforl train --resume` command of a planned run."""
     command = (sys.executable, "-m", "maxinforl", "train", *planned.run.flags)
     command += ("--out", str(planned.directory), "--resume")
     log = out / "logs" / (planned.run.name.replace("/", "_") + ".log")
@@ -76,15 +78,15 @@ LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def _die_with_parent() -> None:
-    """A run whose driver or worker is killed is asked to save and end, instead of training on unseen."""
+    """Send SIGTERM to the run if its parent dies, so that it saves and exits instead of continuing as an orphan."""
     if LIBC is not None:
         LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:
-    """The job as a process of its own with as many threads as it was given."""
+    """Start the job as a process with its number of threads; output goes to its log."""
     make_directory(job.log.parent)
-    # XLA sizes its thread pools by NPROC: as many threads anywhere give the same numbers everywhere.
+    # XLA sizes its thread pools by NPROC; the same number of threads gives the same results on every launcher.
     threads = dict.fromkeys(THREADS, str(job.threads))
     with job.log.open("ab") as log:
         return subprocess.Popen(
@@ -104,6 +106,7 @@ def ended(job: Job, code: int) -> Done:
 
 
 def tail(log: Path, lines: int = TAIL) -> str:
+    """The last non-empty lines of a log; empty if it does not exist."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))
@@ -114,7 +117,7 @@ def tail(log: Path, lines: int = TAIL) -> str:
 
 
 def attempt(job: Job) -> tuple[int, str]:
-    """The whole job, in a worker of Ray or Slurm; waits for a process that is still saving the same run."""
+    """Run the job to its end in a Ray or Slurm worker; first waits for a process that still saves the same run."""
     os.chdir(job.cwd)
     deadline = time.monotonic() + PATIENCE
     while in_use(job.directory) and time.monotonic() < deadline:
@@ -133,7 +136,7 @@ def attempt(job: Job) -> tuple[int, str]:
 
 
 class Local:
-    """A pool of processes, by default as many as the usable cores allow."""
+    """A pool of `jobs` processes on this machine."""
 
     def __init__(self, jobs: int):
         self.jobs = jobs
@@ -157,7 +160,7 @@ class Local:
         return set(self._active)
 
     def stop(self) -> None:
-        """Asks every run to save and end, and waits for it."""
+        """Send SIGTERM to every run, so that it saves, and wait for it."""
         self._queue.clear()
         for _, process in self._active.values():
             process.terminate()
@@ -166,14 +169,14 @@ class Local:
 
 
 class Ray:
-    """A task per run on a Ray cluster: the one at an address, or one started here."""
+    """One Ray task per run, on the cluster at `address` or on a local one."""
 
     def __init__(self, jobs: int, resources: Resources, address: str | None = None):
         try:
             import ray
         except ImportError as error:
             raise missing_extra("ray", "--launcher ray") from error
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve runs beside any other process
+        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 starves runs beside other processes
         address = address or os.environ.get("RAY_ADDRESS")
         local = {} if address else {"num_cpus": jobs * resources.cores, "include_dashboard": False}
         try:
@@ -201,7 +204,7 @@ class Ray:
             return Done(job, -1, f"{str(error).splitlines()[0]}\n{tail(job.log)}".strip())
 
     def running(self) -> set[str]:
-        """Those whose directory a process holds: Ray says what is queued only through its dashboard."""
+        """Jobs whose run directory is locked: Ray tells queued from running tasks only in its dashboard."""
         return {job.name for job in self._pending.values() if in_use(job.directory)}
 
     def stop(self) -> None:
@@ -213,7 +216,7 @@ class Ray:
 
 
 class Slurm:
-    """A Slurm job per run, by way of submitit (`cluster="local"` runs the same on this machine)."""
+    """One Slurm job per run, through submitit (`cluster="local"` runs the same code on this machine)."""
 
     def __init__(self, resources: Resources, folder: Path, cluster: str = "slurm"):
         submitit = import_submitit()
@@ -248,7 +251,8 @@ class Slurm:
 
 
 def import_submitit() -> Any:
-    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # else importing it closes every log handler there is
+    """The submitit module; raises `BadInput` if it is not installed."""
+    os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")  # else the import closes all existing log handlers
     try:
         import submitit
     except ImportError as error:
@@ -257,12 +261,13 @@ def import_submitit() -> Any:
 
 
 def slurm_parameters(resources: Resources) -> dict[str, Any]:
+    """`sbatch` parameters for the resources of one run."""
     asked = {"cpus_per_task": resources.cores, "mem": f"{resources.memory_gb:g}GB", "time": round(resources.hours * 60)}
     return asked | ({"gpus_per_node": max(1, round(resources.gpus))} if resources.gpus else {}) | dict(resources.slurm)
 
 
 def write_scripts(jobs: Sequence[Job], resources: Resources, folder: Path) -> list[Path]:
-    """The batch scripts that Slurm would get, one per job; `sbatch` takes each of them as it is."""
+    """Write one batch script per job, ready for `sbatch`."""
     import_submitit()
     from submitit.slurm.slurm import _make_sbatch_string
 
@@ -283,7 +288,15 @@ LAUNCHERS = ("local", "ray", "slurm")
 def make_launcher(
     name: str, resources: Resources, out: Path, jobs: int | None = None, address: str | None = None
 ) -> Launcher:
-    """A launcher by name, with room for `jobs` runs at a time (as many as the cores allow unless told)."""
+    """Make a launcher.
+
+    Args:
+      name: one of `LAUNCHERS`.
+      resources: of one run.
+      out: the directory of the suite.
+      jobs: runs at a time; by default as many as the cores allow.
+      address: of a Ray cluster.
+    """
     if name not in LAUNCHERS:
         raise unknown("launcher", name, LAUNCHERS)
     if jobs is not None and jobs < 1:

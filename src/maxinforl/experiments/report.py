@@ -1,4 +1,4 @@
-"""`maxinforl report`: one HTML file that needs nothing else, and the same figures for a paper."""
+"""`maxinforl report`: one self-contained HTML file, and the same charts as figures for a paper."""
 
 import base64
 import gzip
@@ -18,20 +18,12 @@ from rich.console import Console
 
 from maxinforl.errors import BadInput
 from maxinforl.experiments import figures
-from maxinforl.experiments.rundir import Run, find_runs
-from maxinforl.experiments.summary import (
-    AGENT_STEPS,
-    METRICS,
-    STEPS,
-    Chart,
-    Line,
-    Summary,
-    Table,
-    count,
-    label_runs,
-    summarise,
-    tell,
-)
+from maxinforl.experiments.charts import AGENT_STEPS, METRICS, STEPS, Chart, Line
+from maxinforl.experiments.formatting import plural, print_problems
+from maxinforl.experiments.grouping import label_runs
+from maxinforl.experiments.read_runs import RunLogs, find_runs
+from maxinforl.experiments.summary import ReportData, summarise
+from maxinforl.experiments.tables import TextTable
 from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
 
 TABS = {
@@ -44,8 +36,8 @@ TABS = {
     "data": "Data and commands",
 }
 VIDEO_LIMIT, VIDEOS_LIMIT, PLAIN_CSV_LIMIT = 4 * MiB, 24 * MiB, 2 * MiB
-LISTED = 200  # problems and commands shown one by one
-PANELS = 30  # of an exported figure
+LISTED = 200  # problems and commands listed individually
+PANELS = 30  # per exported figure
 
 Paths = Iterable[str | os.PathLike[str]]
 
@@ -53,23 +45,32 @@ Paths = Iterable[str | os.PathLike[str]]
 def report(
     paths: Paths, out: str | os.PathLike[str], threshold: float | None = None, console: Console | None = None
 ) -> Path:
-    """Write the report of every run in `paths` to the file `out`, or to `out`/report.html if it is a directory.
+    """Write an HTML report of runs.
 
-    `threshold` is the return to which steps are counted, by default halfway between a task's lowest and highest score.
-    A console is told what is missing, left out or unlike, too: a line for each kind.
+    Args:
+      paths: run directories, or directories that contain some.
+      out: the file to write, or a directory for report.html.
+      threshold: the return to which steps are counted; by default the middle of each task's range.
+      console: prints what is missing, left out or not comparable, one line per kind.
+
+    Returns:
+      The file that was written.
+
+    Example:
+      >>> report(["results/mountain-car"], "report.html")  # doctest: +SKIP
     """
-    summary = _summary(paths, threshold)
+    summary = _collect(paths, threshold)
     out = Path(out)
     with reading(out):
         out = out / "report.html" if out.is_dir() or not out.suffix else out
     make_directory(out.parent)
     write_atomic(out, (part.encode() for part in render(summary)))
     if console is not None:
-        tell(summary.problems, console)
+        print_problems(summary.problems, console)
     return out
 
 
-def _summary(paths: Paths, threshold: float | None = None) -> Summary:
+def _collect(paths: Paths, threshold: float | None = None) -> ReportData:
     problems: list[str] = []
     runs = find_runs(paths, problems, METRICS)
     if not runs and problems:
@@ -77,8 +78,8 @@ def _summary(paths: Paths, threshold: float | None = None) -> Summary:
     return summarise(runs, problems, threshold)
 
 
-def render(summary: Summary) -> Iterator[str]:
-    """The page in pieces: every name from a run passes through `html.escape` or JSON."""
+def render(summary: ReportData) -> Iterator[str]:
+    """The page in pieces; every string from a run passes through `html.escape` or JSON."""
     template = (resources("maxinforl.experiments") / "report.html").read_text(encoding="utf-8")
     panels = {
         "overview": _overview(summary),
@@ -87,22 +88,22 @@ def render(summary: Summary) -> Iterator[str]:
         **dict.fromkeys(("curves", "profiles", "exploration", "states"), '<div class="charts"></div>'),
     }
     there = {chart.tab for chart in summary.charts} | {"overview", "data"} | ({"videos"} if panels["videos"] else set())
-    shown_tabs = [tab for tab in TABS if tab in there]
+    visible_tabs = [tab for tab in TABS if tab in there]
     parts = {
         "title": html.escape(_title(summary)),
-        "tabs": "".join(_tab(tab, tab == "overview") for tab in shown_tabs),
-        "panels": "".join(_panel(tab, panels[tab], tab == "overview") for tab in shown_tabs),
+        "tabs": "".join(_tab(tab, tab == "overview") for tab in visible_tabs),
+        "panels": "".join(_panel(tab, panels[tab], tab == "overview") for tab in visible_tabs),
         "data": _json({"labels": summary.labels, "colours": figures.COLOURS, "charts": _charts(summary.charts)}),
     }
-    # One pass over the template: what is put in is never looked at again.
+    # One pass over the template: inserted text is not scanned for placeholders.
     for i, piece in enumerate(re.split(r"@@(\w+)@@", template)):
         yield parts[piece] if i % 2 else piece
 
 
-def _title(summary: Summary) -> str:
+def _title(summary: ReportData) -> str:
     envs = sorted({run.env for run in summary.runs})
     where = envs[0] if len(envs) == 1 else f"{len(envs)} tasks"
-    return f"{count(len(summary.labels), 'algorithm')}, {where}, {count(len(summary.runs), 'run')}"
+    return f"{plural(len(summary.labels), 'algorithm')}, {where}, {plural(len(summary.runs), 'run')}"
 
 
 def _tab(tab: str, first: bool) -> str:
@@ -119,7 +120,7 @@ def _panel(tab: str, content: str, first: bool) -> str:
 # --- parts of the page ----------------------------------------------------------------------------------------
 
 
-def _overview(summary: Summary) -> str:
+def _overview(summary: ReportData) -> str:
     return _list("Missing or left out", summary.problems) + "".join(map(_table, summary.tables))
 
 
@@ -134,7 +135,7 @@ def _list(title: str, sentences: Sequence[str]) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: TextTable) -> str:
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table.header)
     body = "".join(map(_row, table.rows))
     grid = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -147,8 +148,8 @@ def _row(cells: Sequence[str]) -> str:
     return f'<tr><th scope="row">{name}</th>' + "".join(f"<td>{value}</td>" for value in values) + "</tr>"
 
 
-def _videos(summary: Summary) -> str:
-    """Small recordings inside the page, the others by name."""
+def _videos(summary: ReportData) -> str:
+    """Small videos embedded in the page, larger ones by name."""
     parts, left = [], VIDEOS_LIMIT
     for run, video in [(r, v) for r in summary.runs for v in r.videos]:
         caption, size = f"{run.algo} on {run.env}, seed {run.seed}: {video.name}", video.stat().st_size
@@ -165,39 +166,39 @@ def _videos(summary: Summary) -> str:
     return f'<div class="videos">{"".join(parts)}</div>' if parts else ""
 
 
-def _data(summary: Summary) -> str:
+def _data(summary: ReportData) -> str:
     lines = _commands(summary.runs)
     versions = defaultdict(Counter)
     for run in summary.runs:
         for name, version in run.versions.items():
             versions[name][version] += 1
     rows = [
-        [name, "; ".join(f"{v} ({count(n, 'run')})" for v, n in counts.most_common(20))]
+        [name, "; ".join(f"{v} ({plural(n, 'run')})" for v, n in counts.most_common(20))]
         for name, counts in versions.items()
     ]
-    table = Table("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
+    table = TextTable("Versions", "As recorded by the runs.", ["software", "version"], sorted(rows))
     listed = "\n".join(lines) if lines else "the runs recorded no command"
     return f"{_download(summary)}<h2>Commands</h2><pre>{html.escape(listed)}</pre>{_table(table) if rows else ''}"
 
 
-def _commands(runs: Sequence[Run]) -> list[str]:
-    """The exact command of each run; commands that differ by the seed alone are one line in which N stands for it."""
-    groups: dict[str, list[Run]] = defaultdict(list)
+def _commands(runs: Sequence[RunLogs]) -> list[str]:
+    """The exact command of each run; commands that differ only in the seed are one line, with N for the seed."""
+    groups: dict[str, list[RunLogs]] = defaultdict(list)
     for run in runs:
         if run.command:
-            alike = re.sub(rf"\bseed-{run.seed}\b", "seed-N", re.sub(r" --seed[ =]\d+", "", run.command))
-            groups[alike].append(run)
+            pattern = re.sub(rf"\bseed-{run.seed}\b", "seed-N", re.sub(r" --seed[ =]\d+", "", run.command))
+            groups[pattern].append(run)
     lines = []
-    for alike, group in sorted(groups.items(), key=lambda item: -len(item[1]))[:LISTED]:
+    for pattern, group in sorted(groups.items(), key=lambda item: -len(item[1]))[:LISTED]:
         one = len({run.command for run in group}) == 1
         seeds = ", ".join(map(str, sorted({run.seed for run in group})[:20]))
         lines.append(
-            f"{group[0].command if one else f'{alike} --seed N'}   # {count(len(group), 'run')}, seeds {seeds}"
+            f"{group[0].command if one else f'{pattern} --seed N'}   # {plural(len(group), 'run')}, seeds {seeds}"
         )
     return lines
 
 
-def _download(summary: Summary) -> str:
+def _download(summary: ReportData) -> str:
     raw = raw_csv(summary.runs).encode()
     small = len(raw) <= PLAIN_CSV_LIMIT
     content = base64.b64encode(raw if small else gzip.compress(raw, compresslevel=3, mtime=0)).decode()
@@ -206,8 +207,8 @@ def _download(summary: Summary) -> str:
     return f"<h2>Raw data</h2><p>{link} Every logged return of every run.</p>"
 
 
-def raw_csv(runs: Sequence[Run]) -> str:
-    """Every return behind the curves: algorithm, task, seed, both step counters, value, where it was measured."""
+def raw_csv(runs: Sequence[RunLogs]) -> str:
+    """Every return behind the curves as CSV: label, task, seed, step, env_step, return, and its source."""
     lines = ["algorithm,env,seed,step,env_step,return,source"]
     for label, group in label_runs(runs).items():
         for run in group:
@@ -220,7 +221,7 @@ def raw_csv(runs: Sequence[Run]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A CSV cell that a spreadsheet neither splits nor computes."""
+    """A CSV cell that a spreadsheet neither splits nor evaluates as a formula."""
     text = "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n\r') else text
 
@@ -229,13 +230,13 @@ def _cell(text: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close the script element it is embedded in."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _charts(charts: Sequence[Chart]) -> list[dict[str, Any]]:
-    """Charts as the page reads them: numbers as text, and the x axis once if all lines share it."""
+    """Charts as the page's script reads them: numbers as text, and x once if all lines share it."""
     out = []
     for chart in charts:
         shared = all(line.x is chart.lines[0].x for line in chart.lines)
@@ -252,7 +253,7 @@ def _line(line: Line, shared: bool) -> dict[str, Any]:
 
 
 def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
-    """Five digits are more than a screen shows."""
+    """Arrays as text with five digits, more than a screen resolves."""
     return {name: " ".join(map("%.5g".__mod__, a.tolist())) for name, a in arrays.items() if a is not None}
 
 
@@ -260,20 +261,30 @@ def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
 
 
 def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") -> list[Path]:
-    """One figure file per tab of the report (curves, profiles, exploration, states) in `out`."""
+    """Draw the charts of a report with Matplotlib.
+
+    Args:
+      paths: as for `report`.
+      out: the directory to write to.
+      fmt: png, pdf or svg.
+
+    Returns:
+      The files: one per tab (curves, profiles, exploration, states), or several if it has more than `PANELS` charts.
+    """
     if fmt not in ("png", "pdf", "svg"):
         raise BadInput(f"figures can be written as png, pdf or svg, not '{shown(fmt)}'")
-    summary, written = _summary(paths), []
+    summary, written = _collect(paths), []
     for tab in TABS:
         charts = [chart for chart in summary.charts if chart.tab == tab]
         for start in range(0, len(charts), PANELS):
             name = tab if len(charts) <= PANELS else f"{tab}-{start // PANELS + 1}"
-            written.append(draw(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
+            written.append(draw_charts(charts[start : start + PANELS], summary.labels, Path(out) / f"{name}.{fmt}"))
     return written
 
 
 @figures.styled
-def draw(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+def draw_charts(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
+    """Draw charts as the panels of one figure."""
     columns = min(3, len(charts))
     figure, axes = figures.canvas(-(-len(charts) // columns), columns)
     for ax, chart in zip(axes, charts):
@@ -299,6 +310,6 @@ def draw(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> Path:
 
 
 def _text(name: str) -> str:
-    """A name as it is: Matplotlib would read dollar signs as formulas and a leading underscore as "no legend"."""
+    """A name as plain text: Matplotlib reads dollar signs as formulas and a leading underscore as "no legend"."""
     name = name if len(name) <= 120 else name[:119] + "…"
     return " " * name.startswith("_") + name.replace("$", r"\$")

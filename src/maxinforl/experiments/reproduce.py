@@ -1,4 +1,4 @@
-"""`maxinforl reproduce FIGURE`: the runs, the plot and the verdicts of a figure of the paper.
+"""`maxinforl reproduce FIGURE`: the runs, the plot and the verdicts of one figure of the paper.
 
 A figure is a file in `suites/`: a suite, a kind of plot, and the paper's claims, all written before any run.
 """
@@ -17,20 +17,25 @@ import numpy as np
 
 from maxinforl import files
 from maxinforl.errors import BadInput, unknown
-from maxinforl.experiments import figures, report, summary, sweep, theory
-from maxinforl.experiments.claims import NOT_RUN, SPEED, Claim, Evidence, Verdict, judge, parse_claims
-from maxinforl.experiments.rundir import Run, read_run
-from maxinforl.experiments.suite import Planned, Suite, finished, logged_steps, parse_suite, plan
-from maxinforl.training.directory import command_line, commit
+from maxinforl.experiments import charts, figures, report, sweep, theory
+from maxinforl.experiments.claims import SPEED, Claim, Evidence, judge, parse_claims
+from maxinforl.experiments.formatting import plural
+from maxinforl.experiments.read_runs import RunLogs, read_run_logs
+from maxinforl.experiments.suite import Suite
+from maxinforl.experiments.suite_file import parse_suite
+from maxinforl.experiments.suite_runs import PlannedRun, plan
+from maxinforl.experiments.summary import summarise
+from maxinforl.experiments.verdicts import NOT_RUN, Verdict, verdict_table
+from maxinforl.training.directory import command_line, commit, finished, logged_steps
 
 KINDS = ("curves", "profiles", "exploration", "states", "speed")
-SEEDS, LEAST_SEEDS = 5, 3  # of the paper, and of any scale
-METRICS = summary.METRICS | {"time/fps"}
+PAPER_SEEDS, MIN_SEEDS = 5, 3  # of the paper, and at any --scale
+FIGURE_METRICS = charts.METRICS | {"time/fps"}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure's file: `metrics` are what an exploration figure shows."""
+    """The contents of a figure's file; `metrics` are those that an exploration figure shows."""
 
     name: str
     suite: Suite
@@ -40,8 +45,8 @@ class Figure:
     metrics: tuple[str, ...] = ()
 
 
-def names() -> list[str]:
-    """Every figure there is, those of the theory last."""
+def figure_names() -> list[str]:
+    """The names of all figures, the theory experiments last."""
     shipped = [path.name.removesuffix(".toml") for path in _folder().iterdir() if path.name.endswith(".toml")]
     return [*sorted(shipped), *theory.REPRODUCE]
 
@@ -50,17 +55,18 @@ def _folder() -> Any:
     return resources("maxinforl.experiments") / "suites"
 
 
-def figure(name: str) -> Figure:
-    """The figure of that name."""
-    if name not in names() or name in theory.REPRODUCE:
-        raise unknown("figure", name, names(), "`maxinforl list --figures` shows them all.")
+def load_figure(name: str) -> Figure:
+    """Read the file of a figure; raises `BadInput` with the nearest name if there is none."""
+    if name not in figure_names() or name in theory.REPRODUCE:
+        raise unknown("figure", name, figure_names(), "`maxinforl list --figures` shows them all.")
     table = files.read_toml(str(_folder() / f"{name}.toml"))
-    if "like" in table:  # another figure's runs, except for what this one says itself
+    if "like" in table:  # defaults to the keys of another figure's file
         table = {**files.read_toml(str(_folder() / f"{table.pop('like')}.toml")), "about": "", **table}
     return parse_figure(name, table)
 
 
 def parse_figure(name: str, table: Mapping[str, Any]) -> Figure:
+    """A figure from its table, every key checked."""
     suite = parse_suite(table, name, also=("figure", "claims", "about"))
     own = table.get("figure", {})
     for key in own:
@@ -76,32 +82,32 @@ def scaled(suite: Suite, scale: float) -> Suite:
     """At scale S: steps × S and max(3, round(5 S)) seeds."""
     if not 0 < scale <= 1:
         raise BadInput(f"--scale must be above 0 and at most 1, not {scale:g}")
-    return replace(suite, scale=scale, seeds=tuple(range(max(LEAST_SEEDS, round(SEEDS * scale)))))
+    return replace(suite, scale=scale, seeds=tuple(range(max(MIN_SEEDS, round(PAPER_SEEDS * scale)))))
 
 
 def reduction(whole: Suite, part: Suite) -> str:
-    """How a part of a figure falls short of it, in words; nothing where it does not."""
-    said = [] if part.scale == 1 else [f"{part.scale:g} of the paper's steps"]
+    """How `part` is smaller than the figure's whole suite, in words; empty if it is not."""
+    words = [] if part.scale == 1 else [f"{part.scale:g} of the paper's steps"]
     for kind in ("algorithms", "environments"):
         there, kept = len(getattr(whole, kind)), len(getattr(part, kind))
-        said += [f"{kept} of {there} {kind}"] if kept < there else []
-    said += [f"{len(part.seeds)} of {len(whole.seeds)} seeds"] if len(part.seeds) < len(whole.seeds) else []
+        words += [f"{kept} of {there} {kind}"] if kept < there else []
+    words += [f"{len(part.seeds)} of {len(whole.seeds)} seeds"] if len(part.seeds) < len(whole.seeds) else []
     agent = dict(part.changes.get("set", {}))
-    said += [f"{k}={v}" for k, v in {**part.changes, **agent}.items() if k != "set"]
-    return "; ".join(said)
+    words += [f"{k}={v}" for k, v in {**part.changes, **agent}.items() if k != "set"]
+    return "; ".join(words)
 
 
 # --- the command ----------------------------------------------------------------------------------------------
 
 
 def main(name: str, out: Path, scale: float, args: Any) -> int:
-    """Runs what is missing, then draws and judges whatever there is; the exit code is that of the runs."""
+    """Run what is missing, then draw and judge the runs there are; returns the exit code of the runs."""
     if name in theory.REPRODUCE:
         return _theory(name, out, scale, args)
-    found = figure(name)
-    suite = sweep.chosen(scaled(found.suite, scale), args)
-    where = sweep.Where.of(args)
-    if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times are of one machine and day
+    found = load_figure(name)
+    suite = sweep.select(scaled(found.suite, scale), args)
+    where = sweep.LaunchOptions.of(args)
+    if args.reuse is None and found.kind != "speed" and Path("results").is_dir():  # times depend on the machine
         where = replace(where, reuse=[Path("results")])
     code = sweep.run(suite, out / "runs", where)
     if where.dry_run:
@@ -109,7 +115,7 @@ def main(name: str, out: Path, scale: float, args: Any) -> int:
     planned = plan(suite.runs(), out / "runs", where.reuse)
     show(write(found, suite, planned, out))
     if missing := sum(p.state != "finished" for p in planned):
-        print(f"{missing} of {summary.count(len(planned), 'run')} are missing, or were made with other settings")
+        print(f"{missing} of {plural(len(planned), 'run')} are missing, or were made with other settings")
     return code
 
 
@@ -123,28 +129,28 @@ def _theory(name: str, out: Path, scale: float, args: Any) -> int:
 
 
 def show(verdicts: Sequence[Verdict]) -> None:
-    """A line per claim that could be judged, and how many could not."""
+    """Print a line per claim that could be judged, and how many could not."""
     judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
     for verdict in judged:
         print(f"{verdict['verdict']:>12}  {verdict['claim']}")
     if len(judged) < len(verdicts):
-        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {summary.count(len(verdicts), 'claim')}")
+        print(f"{NOT_RUN:>12}  {len(verdicts) - len(judged)} of {plural(len(verdicts), 'claim')}")
 
 
-def gather(planned: Sequence[Planned], problems: list[str]) -> list[Run]:
-    """The runs that got anywhere, called as the figure calls them."""
+def gather(planned: Sequence[PlannedRun], problems: list[str]) -> list[RunLogs]:
+    """The runs that logged anything, with the figure's labels and environment names."""
     runs = []
     for p in planned:
         if (p.directory / "config.toml").exists() and logged_steps(p.directory) > 0:
-            run = read_run(p.directory, problems, METRICS)
+            run = read_run_logs(p.directory, problems, FIGURE_METRICS)
             runs.append(replace(run, algo=p.run.label, env=p.run.environment, config={}))
-            if not finished(p.directory, p.run.settings.steps):
+            if not finished(p.directory, p.run.settings):
                 problems.append(f"{p.run.name} is not finished: it stopped at step {logged_steps(p.directory)}")
     return runs
 
 
-def write(found: Figure, suite: Suite, planned: Sequence[Planned], out: Path) -> list[Verdict]:
-    """Verdicts, figure, data and a README for the runs there are."""
+def write(found: Figure, suite: Suite, planned: Sequence[PlannedRun], out: Path) -> list[Verdict]:
+    """Write verdicts.json, returns.csv, the figure, its data and a README; returns the verdicts."""
     problems: list[str] = []
     runs = gather(planned, problems)
     reduced = reduction(found.suite, suite)
@@ -153,38 +159,38 @@ def write(found: Figure, suite: Suite, planned: Sequence[Planned], out: Path) ->
     (out / "verdicts.json").write_text(json.dumps(verdicts, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     if runs:
         (out / "returns.csv").write_text(report.raw_csv(runs))
-        draw(found, runs, out, problems)
+        draw_figure(found, runs, out, problems)
     missing = len(planned) - len(runs)
     problems += [f"{missing} of {len(planned)} runs are missing"] if missing else []
     (out / "README.md").write_text(_readme(found, verdicts, reduced, problems, _source(planned, runs, out)))
     return verdicts
 
 
-def draw(found: Figure, runs: Sequence[Run], out: Path, problems: list[str]) -> None:
-    """figure.png and figure.pdf, and figure.csv with the numbers in them."""
+def draw_figure(found: Figure, runs: Sequence[RunLogs], out: Path, problems: list[str]) -> None:
+    """Write figure.png, figure.pdf and figure.csv."""
     if found.kind == "speed":
         _draw_speed(runs, out)
         return
-    whole = summary.summarise(runs)
-    titles = {summary.EXPLORATION[name] for name in found.metrics if name in summary.EXPLORATION}
-    charts = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
+    whole = summarise(runs)
+    titles = {charts.EXPLORATION[name] for name in found.metrics if name in charts.EXPLORATION}
+    panels = [c for c in whole.charts if c.tab == found.kind and (not titles or c.ylabel in titles)]
     problems += [p for p in whole.problems if p not in problems]
-    if not charts:
-        problems.append("the runs hold nothing that this figure shows")
+    if not panels:
+        problems.append("the runs have no data for this figure")
         return
     for suffix in ("png", "pdf"):
-        report.draw(charts[: report.PANELS], whole.labels, out / f"figure.{suffix}")
+        report.draw_charts(panels[: report.PANELS], whole.labels, out / f"figure.{suffix}")
     rows = [
         (chart.title, chart.ylabel, whole.labels[line.label] + (" (target)" if line.dashed else ""), *point)
-        for chart in charts
+        for chart in panels
         for line in chart.lines
         for point in zip(line.x, line.y, *(line.y if b is None else b for b in (line.low, line.high)))
     ]
-    theory.write_csv(out / "figure.csv", ["panel", "quantity", "series", "x", "y", "low", "high"], rows, digits=6)
+    figures.write_csv(out / "figure.csv", ["panel", "quantity", "series", "x", "y", "low", "high"], rows, digits=6)
 
 
 @figures.styled
-def _draw_speed(runs: Sequence[Run], out: Path) -> None:
+def _draw_speed(runs: Sequence[RunLogs], out: Path) -> None:
     """Milliseconds per agent step, a point per run."""
     evidence = Evidence(runs)
     claim = Claim("", "", "above", statistic=SPEED, window=(0.25, 1.0))
@@ -198,10 +204,10 @@ def _draw_speed(runs: Sequence[Run], out: Path) -> None:
     for suffix in ("png", "pdf"):
         figures.save(figure, out / f"figure.{suffix}")
     rows = [(*name.split("\n"), i, v) for name, values in cells.items() for i, v in enumerate(values)]
-    theory.write_csv(out / "figure.csv", ["algorithm", "environment", "run", "ms_per_step"], rows, digits=6)
+    figures.write_csv(out / "figure.csv", ["algorithm", "environment", "run", "ms_per_step"], rows, digits=6)
 
 
-def _source(planned: Sequence[Planned], runs: Sequence[Run], out: Path) -> str:
+def _source(planned: Sequence[PlannedRun], runs: Sequence[RunLogs], out: Path) -> str:
     home = (out / "runs").resolve()
     reused = sum(not run.path.resolve().is_relative_to(home) for run in runs)
     return f"{len(runs)} of {len(planned)} runs" + (f", {reused} of them reused" if reused else "")
@@ -215,5 +221,5 @@ def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: 
     lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []
     judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
     rest = len(verdicts) - len(judged)
-    lines += [f"{summary.count(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
-    return "\n".join([*lines, "", theory.verdict_table(judged) if judged else ""])
+    lines += [f"{plural(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
+    return "\n".join([*lines, "", verdict_table(judged) if judged else ""])

@@ -1,8 +1,8 @@
-"""Statistics of learning curves: what a table or a figure may claim from a handful of seeds.
+"""Statistics of learning curves from a few seeds: means, IQM, performance profiles, probability of improvement.
 
-Scores come as one array per task (`Sequence` of 1-D arrays), so cells with missing seeds stay ragged and are
-never padded. Tasks weigh the same however many seeds they have. Intervals are 95 % unless told otherwise, bootstrap
-intervals are NaN where a task has a single seed, and every random number comes from a generator seeded by the caller.
+Scores are one 1-D array per task, of any lengths: missing seeds are never padded. Every task has the same weight,
+however many seeds it has. Intervals are 95 % by default. Bootstrap intervals are stratified by task, NaN if a task has
+a single seed, and drawn from a generator with the caller's seed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import stats
 
 from maxinforl.errors import BadInput
+from maxinforl.experiments.arrays import BoolArray, FloatArray, IntArray
 
 Scores = Sequence[ArrayLike]
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with the interval that its seeds allow."""
+    """An estimate with its confidence interval; `n` is the smallest number of seeds behind it."""
 
     value: float
     low: float
@@ -27,42 +28,41 @@ class Estimate:
     n: int
 
     def excludes(self, null: float) -> bool:
-        """Whether the interval rules `null` out; an undefined bound rules out nothing."""
+        """Whether `null` lies outside the interval; a NaN bound excludes nothing."""
         return bool(self.low > null or self.high < null)
 
 
 # --- means ----------------------------------------------------------------------------------------------------
 
 
-def mean_se(values: ArrayLike, axis: int = 0) -> tuple[Array, Array, NDArray[np.int64]]:
-    """Mean, standard error and count along `axis`, skipping NaN; the error of one value is NaN, not 0."""
+def mean_se(values: ArrayLike, axis: int = 0) -> tuple[FloatArray, FloatArray, IntArray]:
+    """Mean, standard error and count along `axis`, ignoring NaN; the standard error of one value is NaN, not 0."""
     x = np.asarray(values, float)
     there = np.isfinite(x)
     n = there.sum(axis)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(there, x, 0.0).sum(axis) / n
-        spread = np.where(there, x - np.expand_dims(mean, axis), 0.0)
-        variance = np.where(n > 1, (spread**2).sum(axis) / (n - 1), np.nan)
+        centred = np.where(there, x - np.expand_dims(mean, axis), 0.0)
+        variance = np.where(n > 1, (centred**2).sum(axis) / (n - 1), np.nan)
         return mean, np.sqrt(variance / n), n
 
 
-def student_t_quantile(p: float, dof: float) -> float:
-    """The t with P(T <= t) = p, by bisection of the integrated density (p > 1/2)."""
-    # With t = sqrt(dof) tan(u) the density is cos(u)^(dof-1): smooth on a finite range, even for heavy tails.
-    dof = min(dof, 10_000.0)  # beyond, the normal to four digits; the grid would be too coarse
-    u = np.linspace(0.0, np.pi / 2, 20_001)
-    density = np.cos(u) ** (dof - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return float(np.sqrt(dof) * np.tan(np.interp(2 * p - 1, mass / mass[-1], u)))
-
-
 def difference(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Estimate:
-    """mean(x) - mean(y) with Welch's t interval: at five seeds the bootstrap's is too narrow."""
+    """mean(x) - mean(y) with Welch's t interval; the bootstrap's is too narrow at five seeds.
+
+    >>> difference([1, 2, 3, 4, 5], [0, 0, 1, 1, 2]).excludes(0)
+    True
+    """
     return contrast([(1.0, x), (-1.0, y)], confidence)
 
 
 def contrast(terms: Sequence[tuple[float, ArrayLike]], confidence: float = 0.95) -> Estimate:
-    """A weighted sum of means of independent samples with Welch and Satterthwaite's t interval."""
+    """A weighted sum of means of independent samples, with the Welch-Satterthwaite t interval.
+
+    Args:
+      terms: pairs of weight and sample.
+      confidence: coverage of the interval.
+    """
     weight = np.array([w for w, _ in terms])
     mean, se, n = (np.array(column) for column in zip(*(mean_se(values) for _, values in terms)))
     value, parts, least = float(weight @ mean), (weight * se) ** 2, int(n.min())
@@ -72,14 +72,14 @@ def contrast(terms: Sequence[tuple[float, ArrayLike]], confidence: float = 0.95)
     if variance == 0:
         return Estimate(value, value, value, least)
     dof = variance**2 / float((parts**2 / (n - 1)).sum())
-    half = student_t_quantile(0.5 + confidence / 2, dof) * np.sqrt(variance)
+    half = float(stats.t.ppf(0.5 + confidence / 2, dof)) * np.sqrt(variance)
     return Estimate(value, value - half, value + half, least)
 
 
 # --- aggregates over tasks ------------------------------------------------------------------------------------
 
 
-def interquartile_mean(values: Array, weights: Array) -> Array:
+def interquartile_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Mean of the middle half of the weighted distribution along the last axis.
 
     The quantile function is integrated between 1/4 and 3/4, so a value on the edge counts in part; this equals
@@ -95,7 +95,17 @@ def interquartile_mean(values: Array, weights: Array) -> Array:
 
 
 def iqm(scores: Scores, resamples: int = 2000, seed: int = 0, confidence: float = 0.95) -> Estimate:
-    """Interquartile mean over all runs of all tasks, with a stratified bootstrap interval."""
+    """Interquartile mean (IQM) over all runs of all tasks, with a stratified bootstrap interval.
+
+    Args:
+      scores: one array of final scores per task.
+      resamples: bootstrap samples.
+      seed: of the bootstrap.
+      confidence: coverage of the interval.
+
+    >>> iqm([[0, 1, 3, 1000]]).value
+    2.0
+    """
     tasks = _tasks(scores)
     weights = _equal_tasks(tasks)
     pooled = np.concatenate(tasks)
@@ -106,7 +116,7 @@ def iqm(scores: Scores, resamples: int = 2000, seed: int = 0, confidence: float 
 
 def performance_profile(
     scores: Scores, thresholds: ArrayLike, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> tuple[Array, Array, Array]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Fraction of runs whose score exceeds each threshold, with a stratified bootstrap band (fraction, low, high)."""
     tasks, levels = _tasks(scores), np.asarray(thresholds, float)
     above = [np.asarray(task[:, None] > levels, float) for task in tasks]
@@ -122,7 +132,11 @@ def performance_profile(
 def probability_of_improvement(
     scores: Scores, baseline: Scores, resamples: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> Estimate:
-    """P(a run beats a run of the baseline on the same task), ties a half, averaged over tasks, with a bootstrap."""
+    """P(a run scores above a run of the baseline on the same task), averaged over tasks; a tie counts as a half.
+
+    >>> probability_of_improvement([[1, 2]], [[0, 2]]).value
+    0.625
+    """
     ours, theirs = _tasks(scores), _tasks(baseline)
     if len(ours) != len(theirs):
         raise BadInput(f"both sides must have the same tasks, got {len(ours)} and {len(theirs)}")
@@ -140,7 +154,7 @@ def probability_of_improvement(
 # --- curves ---------------------------------------------------------------------------------------------------
 
 
-def on_grid(steps: Sequence[ArrayLike], values: Sequence[ArrayLike], grid: ArrayLike) -> Array:
+def on_grid(steps: Sequence[ArrayLike], values: Sequence[ArrayLike], grid: ArrayLike) -> FloatArray:
     """Each run's curve read at the points of `grid`; NaN before its first and after its last point."""
     grid = np.asarray(grid, float)
     curves = np.full((len(steps), len(grid)), np.nan)
@@ -154,10 +168,10 @@ def on_grid(steps: Sequence[ArrayLike], values: Sequence[ArrayLike], grid: Array
 
 def sample_efficiency(
     curves: Sequence[ArrayLike], resamples: int = 200, seed: int = 0, confidence: float = 0.95
-) -> tuple[Array, Array, Array]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """IQM over tasks at every point of a common grid (iqm, low, high); one (seeds, points) array per task.
 
-    A point that some task never reached with any seed is NaN: the mean over fewer tasks is another quantity.
+    A point that some task never reached with any seed is NaN: a mean over fewer tasks would be another quantity.
     """
     tasks = [np.atleast_2d(np.asarray(task, float)) for task in curves]
     points = {task.shape[1] for task in tasks}
@@ -172,8 +186,8 @@ def sample_efficiency(
     return band[0], band[1], band[2]
 
 
-def area_under_curve(steps: ArrayLike, curves: ArrayLike) -> Array:
-    """Mean height of each curve over `steps` (trapezoids over the range, divided by its length); NaN if incomplete."""
+def area_under_curve(steps: ArrayLike, curves: ArrayLike) -> FloatArray:
+    """Area under each curve by the trapezoidal rule, divided by the range of `steps`; NaN if incomplete."""
     x, y = np.asarray(steps, float), np.asarray(curves, float)
     if x.size == 1:
         return y[..., 0]
@@ -185,10 +199,10 @@ def area_under_curve(steps: ArrayLike, curves: ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class Hits:
-    """When each run first reached the threshold; where `reached` is false, how long it was watched in vain."""
+    """The step at which each run reached the threshold or, where `reached` is false, its last step (censored)."""
 
-    step: Array
-    reached: NDArray[np.bool_]
+    step: FloatArray
+    reached: BoolArray
 
 
 @dataclass(frozen=True)
@@ -212,7 +226,7 @@ def steps_to_threshold(steps: ArrayLike, curves: ArrayLike, threshold: float, ho
 
 
 def median_steps(hits: Hits, resamples: int = 2000, seed: int = 0, confidence: float = 0.95) -> MedianSteps:
-    """Kaplan-Meier (lower) median with a bootstrap interval; a run stopped early is censored, not a failure."""
+    """Kaplan-Meier (lower) median with a bootstrap interval; a run that stopped early is censored, not a failure."""
     median = _kaplan_meier_median(hits.step[None], hits.reached[None])[1]
     lows, highs = _bootstrap_medians(hits, resamples, np.random.default_rng(seed))
     n = len(hits.step)
@@ -225,9 +239,9 @@ def ratio_of_medians(
 ) -> Estimate:
     """Median steps over the baseline's (below 1 is faster), with a bootstrap interval.
 
-    A median that was not reached is only known to lie between the last step watched and infinity. That range is
-    carried through the division, so the interval holds whatever the censored runs would have done. The value is
-    the ratio when both medians exist, 0 or inf when only one does, NaN when neither does.
+    A median that was not reached lies between the last observed step and infinity. That range is propagated through
+    the division, so the interval is valid whatever the censored runs would have done. The value is the ratio if both
+    medians exist, 0 or inf if only one does, NaN if neither does.
     """
     generator = np.random.default_rng(seed)
     x, y = (_kaplan_meier_median(h.step[None], h.reached[None])[1] for h in (hits, baseline))
@@ -240,9 +254,9 @@ def ratio_of_medians(
     return Estimate(value, *_order_interval(lows, highs, confidence, least), n=least)
 
 
-def _kaplan_meier_median(step: Array, reached: NDArray[np.bool_]) -> tuple[Array, Array]:
+def _kaplan_meier_median(step: FloatArray, reached: BoolArray) -> tuple[FloatArray, FloatArray]:
     """First step where at most half of the runs (rows' entries) survive, as a range: a point, or [last, inf]."""
-    # Ties: hits come before censorings, since a run censored at a step was watched up to and including it.
+    # Ties: hits come before censorings, since a run censored at a step was observed up to and including it.
     order = np.lexsort((~reached, step), axis=-1)
     step, reached = np.take_along_axis(step, order, -1), np.take_along_axis(reached, order, -1)
     at_risk = np.arange(step.shape[-1], 0, -1)
@@ -252,7 +266,7 @@ def _kaplan_meier_median(step: Array, reached: NDArray[np.bool_]) -> tuple[Array
     return np.where(found, median, step[..., -1]), np.where(found, median, np.inf)
 
 
-def _bootstrap_medians(hits: Hits, resamples: int, generator: np.random.Generator) -> tuple[Array, Array]:
+def _bootstrap_medians(hits: Hits, resamples: int, generator: np.random.Generator) -> tuple[FloatArray, FloatArray]:
     picks = generator.integers(len(hits.step), size=(resamples, len(hits.step)))
     return _kaplan_meier_median(hits.step[picks], hits.reached[picks])
 
@@ -262,13 +276,13 @@ def _bootstrap_medians(hits: Hits, resamples: int, generator: np.random.Generato
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Scores mapped so that `low` is 0 and `high` is 1; printing it says so."""
+    """A linear map of scores that takes `low` to 0 and `high` to 1; `str` describes it."""
 
     low: float
     high: float
     source: str
 
-    def __call__(self, scores: ArrayLike) -> Array:
+    def __call__(self, scores: ArrayLike) -> FloatArray:
         return (np.asarray(scores, float) - self.low) / (self.high - self.low)
 
     def __str__(self) -> str:
@@ -276,13 +290,13 @@ class Normalisation:
 
 
 def normalisation(env: str, scores: ArrayLike | None = None) -> Normalisation:
-    """The range of a task that has one by construction; otherwise the range of the compared `scores`."""
+    """The range of a task whose returns are bounded by construction, else the range of the compared `scores`."""
     if env.removeprefix("pixels/").startswith("dmc/"):
         return Normalisation(0.0, 1000.0, "the task's range: 1000 steps of reward in [0, 1], before any action cost")
     seen = np.asarray([] if scores is None else scores, float)
     seen = seen[np.isfinite(seen)]
     if seen.size == 0:
-        raise BadInput(f"'{env}' has no range of its own and no scores to take one from")
+        raise BadInput(f"'{env}' has no known range of returns and no scores to take one from")
     low, high = float(seen.min()), float(seen.max())
     return Normalisation(low, high if high > low else low + 1.0, "lowest and highest score among the runs compared")
 
@@ -290,7 +304,7 @@ def normalisation(env: str, scores: ArrayLike | None = None) -> Normalisation:
 # --- bootstrap ------------------------------------------------------------------------------------------------
 
 
-def _tasks(scores: Scores) -> list[Array]:
+def _tasks(scores: Scores) -> list[FloatArray]:
     tasks = [np.asarray(task, float).ravel() for task in scores]
     if not tasks or not all(map(len, tasks)):
         raise BadInput("a statistic over tasks needs at least one run of every task")
@@ -299,16 +313,18 @@ def _tasks(scores: Scores) -> list[Array]:
     return tasks
 
 
-def _equal_tasks(tasks: Sequence[Array]) -> Array:
+def _equal_tasks(tasks: Sequence[FloatArray]) -> FloatArray:
     return np.concatenate([np.full(len(task), 1 / len(task)) for task in tasks])
 
 
-def _bootstrap(statistic: Callable[[NDArray], Array], tasks: Sequence[Array], resamples: int, seed: int) -> Array:
-    """The statistic of `resamples` samples, each drawing the seeds of a task with replacement from that task."""
+def _bootstrap(
+    statistic: Callable[[NDArray], FloatArray], tasks: Sequence[FloatArray], resamples: int, seed: int
+) -> FloatArray:
+    """The statistic of `resamples` bootstrap samples; seeds are drawn with replacement within each task."""
     return np.concatenate([statistic(picks) for picks in _stratified(tasks, resamples, seed)])
 
 
-def _stratified(tasks: Sequence[Array], resamples: int, seed: int, chunk: int = 2_000_000) -> Iterator[NDArray]:
+def _stratified(tasks: Sequence[FloatArray], resamples: int, seed: int, chunk: int = 2_000_000) -> Iterator[NDArray]:
     sizes = np.array([len(task) for task in tasks])
     size, start = np.repeat(sizes, sizes), np.repeat(np.cumsum(sizes) - sizes, sizes)
     generator = np.random.default_rng(seed)
@@ -317,17 +333,17 @@ def _stratified(tasks: Sequence[Array], resamples: int, seed: int, chunk: int = 
         yield start + generator.integers(size, size=(min(rows, resamples - done), len(size)))
 
 
-def _interval(drawn: Array, confidence: float, seeds: int) -> tuple:
-    """Quantiles of what was drawn; `seeds` are the fewest that a task was drawn from."""
+def _interval(drawn: FloatArray, confidence: float, seeds: int) -> tuple:
+    """Percentile interval of bootstrap draws; NaN if the smallest task has fewer than two `seeds`."""
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
-    if seeds < 2:  # one seed is drawn again and again: a width of 0 would be a certainty that nobody has
+    if seeds < 2:  # every resample of one seed is the same: a width of 0 would claim certainty
         low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
     return (float(low), float(high)) if drawn.ndim == 1 else (low, high)
 
 
-def _order_interval(lows: Array, highs: Array, confidence: float, seeds: int) -> tuple[float, float]:
-    """Outward-rounded order statistics, since infinities cannot be averaged; undefined where `_interval` is."""
+def _order_interval(lows: FloatArray, highs: FloatArray, confidence: float, seeds: int) -> tuple[float, float]:
+    """As `_interval`, but without interpolation between draws, which may be infinite."""
     if seeds < 2:
         return np.nan, np.nan
     tail = (1 - confidence) / 2

@@ -1,4 +1,4 @@
-"""`maxinforl sweep`: takes every run of a suite to its end, whatever happens to some of them."""
+"""`maxinforl sweep`: runs every run of a suite to its end; a failure affects only its own run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from rich.table import Table
 
 from maxinforl.errors import unknown
 from maxinforl.experiments import cost
+from maxinforl.experiments.formatting import plural, print_problems
 from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
-from maxinforl.experiments.suite import Planned, Suite, last_line, plan
-from maxinforl.experiments.summary import count, tell
+from maxinforl.experiments.suite import Suite
+from maxinforl.experiments.suite_runs import PlannedRun, plan
+from maxinforl.training.directory import last_line
 
 DONE, RUN_FAILED, PREEMPTED = 0, 3, 75
-ROWS = 20  # of the live table
+LIVE_ROWS = 20  # rows of the live table
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 @dataclass
-class Row:
-    """What is known of one run while the suite goes on."""
+class RunStatus:
+    """State and progress of one run of the sweep."""
 
-    planned: Planned
+    planned: PlannedRun
     state: str
     tail: str = ""
 
@@ -40,7 +42,7 @@ class Row:
         return self.planned.run.settings.steps
 
     def progress(self) -> tuple[int, float, float]:
-        """Step, steps per second and last return, as the run's own files say; NaN where they do not."""
+        """Step, steps per second and last return, from the run's log files; NaN if not logged yet."""
         step, fps, score = 0, float("nan"), float("nan")
         try:
             line = json.loads(last_line(self.planned.directory / "metrics.jsonl"))
@@ -57,27 +59,28 @@ class Row:
 
 @dataclass
 class Sweep:
-    """Every planned run and how far it is; `go` returns the exit code."""
+    """The planned runs and their states; `go` runs them and returns the exit code."""
 
-    plan: Sequence[Planned]
+    plan: Sequence[PlannedRun]
     launcher: Launcher
     out: Path
     threads: int = 1
     console: Console = field(default_factory=Console)
-    every: float = 0.5  # seconds between looks at the runs
+    every: float = 0.5  # seconds between polls
 
     def __post_init__(self):
         start = {"finished": "finished", "interrupted": "waiting", "new": "waiting"}
-        self.rows = {p.run.name: Row(p, start[p.state]) for p in self.plan}
+        self.rows = {p.run.name: RunStatus(p, start[p.state]) for p in self.plan}
 
     def go(self) -> int:
+        """Submit every unfinished run, wait, and print a summary; returns the exit code."""
         jobs = {p.run.name: job_for(p, self.out, self.threads) for p in self.plan if p.state != "finished"}
         before = len(self.rows) - len(jobs)
-        self.say(f"{count(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
+        self.say(f"{plural(len(self.rows), 'run')}: {before} finished before, {len(jobs)} to do → {self.out}")
         for job in jobs.values():
             self.launcher.submit(job)
         try:
-            with asked_to_stop() as stopping, self._screen():
+            with stop_signals() as stopping, self._screen():
                 self._watch(jobs, stopping)
         finally:
             self.launcher.stop()
@@ -108,7 +111,7 @@ class Sweep:
             if not self.console.is_terminal:
                 self.say(f"{state:>11}  {name}")
 
-    # ------------------------------------------------------------ what a person sees
+    # ------------------------------------------------------------ console output
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -117,17 +120,17 @@ class Sweep:
         return Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
 
     def table(self) -> Table:
-        """State, steps, return and time left of the runs that matter now."""
+        """State, steps, return and time left of up to `LIVE_ROWS` runs, the running ones first."""
         order = ("running", "failed", "interrupted", "waiting", "finished")
         rows = sorted(self.rows.values(), key=lambda row: order.index(row.state))
         counts = ", ".join(f"{n} {s}" for s in order if (n := sum(row.state == s for row in rows)))
         table = Table("run", "state", "steps", "return", "time left", box=None, caption=counts, pad_edge=False)
-        for row in rows[:ROWS] if self.console.is_terminal else ():
+        for row in rows[:LIVE_ROWS] if self.console.is_terminal else ():
             step, fps, score = row.progress() if row.state != "waiting" else (0, float("nan"), float("nan"))
-            left = clock((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
-            shown = "–" if score != score else f"{score:.1f}"
+            left = format_duration((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
+            last_return = "–" if score != score else f"{score:.1f}"
             state = f"[{STYLES[row.state]}]{row.state}[/]"
-            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", shown, left)
+            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", last_return, left)
         return table
 
     def _summary(self) -> int:
@@ -140,16 +143,16 @@ class Sweep:
         counts = ", ".join(
             f"{states.count(s)} {s}" for s in ("finished", "failed", "interrupted", "waiting") if s in states
         )
-        self.say(f"{counts} of {count(len(states), 'run')}")
+        self.say(f"{counts} of {plural(len(states), 'run')}")
         left = {"interrupted", "waiting"} & set(states)
         if left:
-            self.say("start the same command again to finish the others")
+            self.say("run the same command again to finish the others")
         return RUN_FAILED if "failed" in states else PREEMPTED if left else DONE
 
 
 @dataclass(frozen=True)
-class Where:
-    """How a command line wants its suite run."""
+class LaunchOptions:
+    """The flags that say where and how the runs of a suite are launched."""
 
     launcher: str = "local"
     address: str | None = None
@@ -158,24 +161,24 @@ class Where:
     reuse: Sequence[Path] = ()
 
     @classmethod
-    def of(cls, args: Any) -> Where:
+    def of(cls, args: Any) -> LaunchOptions:
         return cls(args.launcher, args.address, args.jobs, args.dry_run, [Path(p) for p in args.reuse or ()])
 
 
-def chosen(suite: Suite, args: Any) -> Suite:
-    """The part of a suite, with the changes, that a command line asks for."""
+def select(suite: Suite, args: Any) -> Suite:
+    """The suite restricted and changed by command-line flags (--algos, --envs, --set, --seeds)."""
     part = suite.restricted(args.algos, args.envs).changed(args.set)
     return replace(part, seeds=tuple(args.seeds)) if args.seeds else part
 
 
-def run(suite: Suite, out: Path, where: Where) -> int:
-    """Plans a suite and takes it to its end; a dry run says what would happen."""
+def run(suite: Suite, out: Path, where: LaunchOptions) -> int:
+    """Plan a suite and run what is unfinished, or with --dry-run print the plan; returns the exit code."""
     if where.launcher not in LAUNCHERS:
         raise unknown("launcher", where.launcher, LAUNCHERS)
     problems: list[str] = []
     planned = plan(suite.runs(), out, where.reuse, problems)
     console = Console()
-    tell(problems, console)
+    print_problems(problems, console)
     if where.dry_run:
         describe(suite, planned, out, where, console)
         return DONE
@@ -186,31 +189,36 @@ def run(suite: Suite, out: Path, where: Where) -> int:
     return Sweep(planned, launcher, out, suite.resources.cores, console).go()
 
 
-def describe(suite: Suite, planned: Sequence[Planned], out: Path, where: Where, console: Console) -> None:
-    """What a dry run says, and for Slurm the scripts it writes."""
+def describe(suite: Suite, planned: Sequence[PlannedRun], out: Path, where: LaunchOptions, console: Console) -> None:
+    """Print the cost of a dry run; for Slurm, write the batch scripts."""
     say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
     left = [p for p in planned if p.state != "finished"]
     for line in cost.lines([p.run for p in left]) if left else ():
         say(line)
-    say(f"{len(planned) - len(left)} of {count(len(planned), 'run')} finished, {len(left)} left")
+    say(f"{len(planned) - len(left)} of {plural(len(planned), 'run')} finished, {len(left)} left")
     if where.launcher == "slurm":
         jobs = [job_for(p, out, suite.resources.cores) for p in left]
         say(f"wrote {len(write_scripts(jobs, suite.resources, out / 'slurm'))} scripts to {out / 'slurm'}")
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
+    """Seconds as H:MM:SS.
+
+    >>> format_duration(3661)
+    '1:01:01'
+    """
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """A list that fills when SIGINT or SIGTERM arrives."""
-    heard: list[int] = []
-    old = {s: signal.signal(s, lambda number, _: heard.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+def stop_signals() -> Iterator[list[int]]:
+    """Yields a list to which SIGINT and SIGTERM are appended instead of ending the process."""
+    received: list[int] = []
+    old = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield heard
+        yield received
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
