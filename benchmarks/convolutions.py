@@ -14,13 +14,8 @@ import jax.numpy as jnp
 
 from maxinforl.core.encoders import Pixels, _features
 from maxinforl.core.types import Spec
-<<<<<<< HEAD
 from maxinforl.experiments.speed import best_times
 from maxinforl.system.memory import keep_freed_memory
-=======
-from maxinforl.experiments.speed import best_times
-from maxinforl.training.loop import keep_freed_memory
->>>>>>> exp
 
 
 def calls(size: int) -> dict:

@@ -324,13 +324,8 @@ def settings_from(args: argparse.Namespace) -> Any:
 
 def train(args: argparse.Namespace) -> int:
     prepare_jax()
-<<<<<<< HEAD
     from maxinforl import terminal
     from maxinforl.experiments.suite_runs import check_same
-=======
-    from maxinforl.experiments.suite_runs import check_same
-    from maxinforl.training import command
->>>>>>> exp
     from maxinforl.training.directory import check_free, holds_run, next_directory
 
     settings = settings_from(args)

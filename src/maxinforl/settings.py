@@ -34,7 +34,9 @@ def option(default: Any, text: str, **known: Any) -> Any:
 class Settings:
     """Every setting of a training run; None means that the preset decides."""
 
-    algo: str | None = option(None, "algorithm, a name from `maxinforl list` (default: maxinfo-sac)", fixed=True, implied=True)
+    algo: str | None = option(
+        None, "algorithm, a name from `maxinforl list` (default: maxinfo-sac)", fixed=True, implied=True
+    )
     base: str | None = option(None, "compose freely: the base learner", fixed=True, implied=True)
     explore: str | None = option(
         None, "compose freely: none, maxinfo, sum, eipo, eps or then", fixed=True, implied=True
@@ -45,7 +47,9 @@ class Settings:
     env: str = option(
         "MountainCarContinuous-v0", "environment: a Gymnasium id or a name from `maxinforl list --envs`", fixed=True
     )
-    env_arg: tuple[tuple[str, Any], ...] = option((), "argument of the environment, K=V; may be repeated", fixed=True, task=True)
+    env_arg: tuple[tuple[str, Any], ...] = option(
+        (), "argument of the environment, K=V; may be repeated", fixed=True, task=True
+    )
     steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1, fixed=True, pool=True)
     num_envs: int = option(1, "environments stepped side by side", least=1, fixed=True, pool=True, unlike=True)
@@ -70,7 +74,9 @@ class Settings:
     )
     image_size: int = option(84, "side of rendered images", least=1, most=2048, fixed=True, env=True, task=True)
     frame_stack: int = option(3, "frames per image observation", least=1, most=64, fixed=True, task=True)
-    action_cost: float = option(0.0, "cost per unit of the action's norm, on every base step", fixed=True, env=True, task=True)
+    action_cost: float = option(
+        0.0, "cost per unit of the action's norm, on every base step", fixed=True, env=True, task=True
+    )
     action_repeat: int | None = option(
         None, "base steps per action (default: 2 on DMC, else 1)", least=1, fixed=True, env=True, task=True
     )
@@ -83,7 +89,9 @@ class Settings:
     )
     eval_every: int = option(1000, "transitions between evaluations", least=1, logged=True, unlike=True)
     eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0, logged=True, unlike=True)
-    stop_at: float | None = option(None, "end the run at an evaluation whose mean return is at least this", unlabelled=True)
+    stop_at: float | None = option(
+        None, "end the run at an evaluation whose mean return is at least this", unlabelled=True
+    )
     log_every: int = option(500, "transitions between log lines", least=1, silent=True)
     save_every: int = option(5000, "transitions between checkpoints", least=1, silent=True)
     keep: int = option(3, "checkpoints to keep", least=1, silent=True)
@@ -91,7 +99,10 @@ class Settings:
         None, "stop cleanly, to be resumed, after this many hours", positive=True, silent=True, free=True
     )
     on_nan: str = option(
-        "stop", "what a non-finite loss does: stop, or skip the update", choices=("stop", "skip"), learning=True,
+        "stop",
+        "what a non-finite loss does: stop, or skip the update",
+        choices=("stop", "skip"),
+        learning=True,
         unlabelled=True,
     )
     max_faults: int = option(
