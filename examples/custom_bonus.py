@@ -1,4 +1,4 @@
-"""An intrinsic reward of your own: MaxInfo tunes its weight as it does that of the information gain.
+"""A custom intrinsic reward; MaxInfo tunes its weight like that of the information gain.
 
 python examples/custom_bonus.py [STEPS]
 """
@@ -15,10 +15,10 @@ from maxinforl.intrinsic import Ensemble
 
 @dataclass(frozen=True)
 class WorstMember(Ensemble):
-    """How far apart the two members are that disagree the most, in normalised outputs.
+    """The largest difference between two members, in normalised outputs.
 
-    `Ensemble` brings the models, their training and the normalisers. `score` is asked about any action, must be
-    differentiable in it, and never trains. Fields of the dataclass are settings: they are saved with the agent.
+    `Ensemble` provides the models, their training and the normalisers. `score` takes any action, must be differentiable
+    in it, and never trains. Fields of the dataclass are settings and are saved with the agent.
     """
 
     power: float = 1.0
@@ -34,7 +34,7 @@ def main(steps: int = 5_000) -> None:
     agent = maxinforl.make("maxinfo-sac", "Pendulum-v1", intrinsic=bonus, batch_size=64)
     agent.learn(steps, eval_every=max(1, steps // 3), progress=True)
     with tempfile.TemporaryDirectory() as folder:
-        agent.save(folder)  # the file names the class; loading is told which one is meant
+        agent.save(folder)  # the file only names the class, so `load` needs it
         again = maxinforl.load(folder, custom=[WorstMember])
     print(again.strategy.intrinsic)
 

@@ -1,4 +1,4 @@
-"""Evaluates an agent with the protocol of Stable-Baselines3's evaluate_policy, without installing it.
+"""Evaluates an agent as Stable-Baselines3's evaluate_policy does, without installing it.
 
     python examples/evaluate_like_sb3.py [STEPS]
 
@@ -14,13 +14,13 @@ import maxinforl
 
 
 def evaluate_policy(model, env: gym.Env, n_eval_episodes: int = 10, deterministic: bool = True) -> tuple[float, float]:
-    """Mean and standard deviation of the returns of whole episodes."""
+    """Mean and standard deviation of episode returns."""
     returns = []
     for episode in range(n_eval_episodes):
         observation, _ = env.reset(seed=episode)
         state, episode_start, total, done = None, np.ones(1, bool), 0.0, False
         while not done:
-            # the four arguments of Stable-Baselines3; agents here keep no state and hand it back
+            # the four arguments of Stable-Baselines3; agents here have no recurrent state and return it unchanged
             action, state = model.predict(observation, state, episode_start, deterministic)
             observation, reward, terminated, truncated, _ = env.step(action)
             total, done, episode_start = total + float(reward), terminated or truncated, np.zeros(1, bool)

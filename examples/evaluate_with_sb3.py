@@ -3,8 +3,8 @@
     pip install stable-baselines3
     python examples/evaluate_with_sb3.py [STEPS]
 
-Not run in CI: Stable-Baselines3 brings PyTorch, which is several gigabytes. evaluate_like_sb3.py, which calls `predict`
-in the same way, is.
+Not run in CI, because Stable-Baselines3 needs PyTorch, which is several gigabytes. evaluate_like_sb3.py, which calls
+`predict` in the same way, is.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""MaxInfo on a new base: a learner is a value, so a new one is a few numbers.
+"""MaxInfo on a new base: a base is a configuration of one learner, so a new one is a few numbers.
 
 python examples/new_base.py [STEPS]
 """
@@ -9,12 +9,15 @@ from dataclasses import replace
 import maxinforl
 from maxinforl.algorithms import BASES
 
-# SAC with five critics of which two are bootstrapped, read by their mean, with layer norm and two updates per step.
-BASE = replace(BASES["sac"], critics=5, subset=2, reading="mean", layer_norm=True, utd=2)
+# SAC with five critics: targets take the minimum of two, the actor the mean of all; layer norm; two critic updates per
+# transition and one actor step per two of them.
+BASE = replace(
+    BASES["sac"], critics=5, num_min_critics=2, critic_reduction="mean", layer_norm=True, policy_delay=2, update_ratio=2
+)
 
 
 def main(steps: int = 5_000) -> None:
-    for algo in ("sac", "maxinfo-sac"):  # the base alone, then with information gain
+    for algo in ("sac", "maxinfo-sac"):  # without and with information gain
         agent = maxinforl.make(algo, "pendulum-hanging", base=BASE, batch_size=64, seed=0)
         agent.learn(steps, eval_every=max(1, steps // 3))
         print(f"{algo:12s} return {agent.evaluate(episodes=3).returns.mean():8.1f}")

@@ -1,9 +1,9 @@
-"""Learning from images: a pendulum that is seen and not measured.
+"""Pixel-based training: the hanging pendulum from images.
 
     python examples/pixels.py [STEPS] [IMAGE_SIZE]
 
-Images of 84 x 84 are usual; smaller ones train faster where the task shows well in them. An update on images takes
-about half a second on two cores, so let this run on a GPU or overnight.
+Images of 84 x 84 are usual; smaller ones train faster if the task is visible in them. An update takes about half a
+second on two cores, so run this on a GPU or overnight.
 """
 
 import sys
@@ -16,7 +16,7 @@ def main(steps: int = 20_000, size: int = 48) -> None:
         "maxinfo-drq",
         "pixels/pendulum-hanging",
         image_size=size,
-        frame_stack=3,  # velocities are seen in the difference of frames
+        frame_stack=3,  # velocities are visible only across frames
         batch_size=32,
         eval_episodes=1,
     )

@@ -1,4 +1,4 @@
-"""A trained policy on a robot: NumPy and a bundle, nothing else.
+"""A trained policy on a robot: only NumPy and an exported bundle.
 
 maxinforl export runs/x --to numpy --out bundle     # where you trained
 python examples/robot.py bundle [STEPS]             # on the robot: no JAX, no maxinforl
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Robot:
-    """Stands for your hardware: replace `read` and `write`."""
+    """Placeholder for your hardware: replace `read` and `write`."""
 
     def __init__(self, size: int):
         self.state = np.zeros(size, np.float32)
@@ -29,14 +29,14 @@ def main(bundle: str, steps: int = 100) -> None:
     sys.path.insert(0, bundle)
     from policy import Policy  # the file that `maxinforl export` wrote
 
-    policy = Policy(bundle)  # refuses files that were changed
+    policy = Policy(bundle)  # raises ValueError if a file was changed
     contract = policy.contract
     period = 1 / (contract["control_rate_hz"] or 50)
     robot = Robot(policy.shape[0])
     late = 0
     for _ in range(steps):
         deadline = time.perf_counter() + period
-        action = policy(robot.read())  # refuses a wrong shape, and numbers that are not finite
+        action = policy(robot.read())  # raises ValueError on a wrong shape or a non-finite number
         robot.write(action)
         spare = deadline - time.perf_counter()
         late += spare < 0

@@ -1,8 +1,8 @@
-"""A sweep: two algorithms, several seeds each, and one page that compares them.
+"""A sweep: two algorithms, several seeds each, and one report that compares them.
 
     python examples/sweep.py [STEPS] [SEEDS]
 
-Start it again after it was stopped: finished runs are skipped, interrupted ones resumed.
+Run it again after an interruption: finished runs are skipped, interrupted ones resumed.
 """
 
 import sys
