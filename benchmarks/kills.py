@@ -70,7 +70,9 @@ def wrapped() -> int:
             return made
 
         kind.advance = noted
-    files.stage = Pause(plan["stage"], plan["count"], plan["good"]) if "stage" in plan else files.stage
+    files.atomic.crash_point = (
+        Pause(plan["stage"], plan["count"], plan["good"]) if "stage" in plan else files.atomic.crash_point
+    )
     return cli.main(sys.argv[2:])
 
 

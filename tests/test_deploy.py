@@ -126,7 +126,7 @@ def test_observations_that_make_no_sense_are_refused(bundled):
 
 
 def test_a_bundle_that_disagrees_is_refused(tmp_path, monkeypatch):
-    wrong = lambda agent: {k: v + 0.01 for k, v in deploy.frozen.weights_of(agent).items()}
+    wrong = lambda agent: {k: v + 0.01 for k, v in deploy.policy_weights.weights_of(agent).items()}
     monkeypatch.setattr(bundle, "weights_of", wrong)
     with pytest.raises(RunFailed, match="differs from predict"):
         deploy.export(made("sac"), "numpy", tmp_path / "b")

@@ -134,12 +134,12 @@ def header_tree(chance: random.Random, data: bytes) -> bytes:
     """Put something odd into the header of an array file, and seal it again."""
     end = 8 + int.from_bytes(data[:8], "little")
     text = json.dumps(tree(chance, json.loads(data[8:end])), separators=(",", ":")).encode()
-    return sealed(len(text).to_bytes(8, "little") + text + data[end:], files.ARRAYS_START, 8)
+    return sealed(len(text).to_bytes(8, "little") + text + data[end:], files.arrays.START, 8)
 
 
 def manifest_tree(chance: random.Random, data: bytes) -> bytes:
     """Put something odd into a manifest, and seal it again."""
-    return sealed(json.dumps(tree(chance, json.loads(data)), indent=2).encode(), files.JSON_START, 0)
+    return sealed(json.dumps(tree(chance, json.loads(data)), indent=2).encode(), files.tables.SEALED_START, 0)
 
 
 def then_sealed(change: Change, start: bytes, at: int) -> Change:
@@ -187,7 +187,7 @@ def arrays(path) -> list[bytes]:
 
 
 def test_array_bytes(path, arrays):
-    change = then_sealed(noise, files.ARRAYS_START, 8)
+    change = then_sealed(noise, files.arrays.START, 8)
     assert fuzz(path, arrays, change, lambda: files.load_arrays(path), 4500) > 10
 
 
@@ -371,9 +371,9 @@ def reseal(run: Path) -> None:
     """Make the manifest believe the segment that is there."""
     manifest, segment = run / "step-000000002" / "manifest.json", run / "replay" / "segment-000000002.safetensors"
     value = files.read_sealed_json(manifest)
-    start = 8 + len(files.ARRAYS_START)
+    start = 8 + len(files.arrays.START)
     seal = segment.read_bytes()[start : start + 64].decode(errors="replace")
-    value["replay"]["newest"].update(seal=seal, bytes=segment.stat().st_size)
+    value["replay"]["newest"].update(checksum=seal, bytes=segment.stat().st_size)
     files.write_sealed_json(manifest, value)
 
 
@@ -389,7 +389,7 @@ def test_segments(run):
         if chance.random() < 0.5:
             return header_tree(chance, data)
         at = chance.randrange(len(data) - 120, len(data))  # lane numbers, mostly, and columns
-        return sealed(data[:at] + chance.randbytes(1) + data[at + 1 :], files.ARRAYS_START, 8)
+        return sealed(data[:at] + chance.randbytes(1) + data[at + 1 :], files.arrays.START, 8)
 
     assert fuzz(path, [path.read_bytes()], change, lambda: (reseal(run), load(run)), 1000) > 10
 

@@ -14,7 +14,8 @@ from maxinforl.errors import BadInput
 from maxinforl.experiments import inspection, knowledge
 from maxinforl.experiments.inspection import sparkline
 from maxinforl.experiments.knowledge import Knowledge, rank_correlation
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 RESULTS = Path(__file__).parents[1] / "results" / "mountain-car"
 TINY = {"base.hidden": (8,), "intrinsic.hidden": (8,)}

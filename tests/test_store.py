@@ -177,7 +177,9 @@ def test_only_what_the_kept_checkpoints_need_stays(tmp_path, unsynced):
 def test_the_kill_benchmark_knows_every_stage_of_a_write(tmp_path, monkeypatch, unsynced):
     path = Path(__file__).parent.parent / "benchmarks/kills.py"
     kills, met = runpy.run_path(str(path)), set()
-    monkeypatch.setattr(files, "stage", lambda name: met.add(re.sub(r"segment-\d+\.safetensors", "segment", name)))
+    monkeypatch.setattr(
+        files.atomic, "crash_point", lambda name: met.add(re.sub(r"segment-\d+\.safetensors", "segment", name))
+    )
     history(tmp_path, saves=6)
     assert met - {"old segment removed"} == set(kills["STAGES"])  # that one only once the replay is full
     inside = [kills["stage_of"](number, len(kills["KINDS"])) for number in range(50)]
@@ -201,7 +203,7 @@ def test_what_was_left_behind_makes_room_before_anything_is_written(tmp_path, mo
     for path in left:
         path.write_bytes(b"x")
     seen: list[bool] = []
-    monkeypatch.setattr(files, "stage", lambda name: seen.append(any(path.exists() for path in left)))
+    monkeypatch.setattr(files.atomic, "crash_point", lambda name: seen.append(any(path.exists() for path in left)))
     with CheckpointStore(tmp_path) as checkpoints:
         checkpoints.load()
         assert all(path.exists() for path in left)  # who only reads removes nothing
@@ -348,7 +350,7 @@ FORGERIES: dict[
     "rows after it are missing": lambda a, m, r: r.update(heads=[16, 15]),
     "rows before it are missing": lambda a, m, r: m.update(previous=None),
     "follows a later segment": lambda a, m, r: m["previous"].update(step=30),
-    "does not say which file": lambda a, m, r: m["previous"].update(seal=None),
+    "does not say which file": lambda a, m, r: m["previous"].update(checksum=None),
     "impossible numbers": lambda a, m, r: a.update(first=-a["first"]),
     "lanes have impossible numbers": lambda a, m, r: a.update(length=a["length"].astype(np.int32)),
     "its replay has impossible numbers": lambda a, m, r: r.update(heads=[10**15, 0]),
@@ -365,8 +367,8 @@ def test_forged_segments_are_refused_whatever_their_checksums(tmp_path, words):
     manifest, segment = tmp_path / NEWEST[0], tmp_path / NEWEST[2]
     content, (arrays, meta) = files.read_sealed_json(manifest), files.load_arrays(segment)
     FORGERIES[words](arrays, meta, content["replay"])
-    seal = files.save_arrays(segment, arrays, meta)
-    content["replay"]["newest"].update(seal=seal, bytes=segment.stat().st_size)
+    checksum = files.save_arrays(segment, arrays, meta)
+    content["replay"]["newest"].update(checksum=checksum, bytes=segment.stat().st_size)
     files.write_sealed_json(manifest, content)
     tracemalloc.start()
     found = CheckpointStore(tmp_path).load()
@@ -390,7 +392,7 @@ def test_when_nothing_is_good_the_newest_problem_is_named(tmp_path):
     history(tmp_path, 3)
     shared = tmp_path / "replay" / "segment-000000010.safetensors"
     shared.write_bytes(shared.read_bytes()[:-1])
-    with pytest.raises(BadInput, match=r"no checkpoint can be loaded: .*segment-000000010.safetensors is cut short"):
+    with pytest.raises(BadInput, match=r"no checkpoint can be loaded: .*segment-000000010.safetensors is damaged or cut short"):
         CheckpointStore(tmp_path).load()
     assert CheckpointStore(tmp_path).load(rows=False).step == 30  # the agent itself is not lost
 
@@ -439,7 +441,7 @@ def test_later_formats_are_not_taken_for_damage(tmp_path):
 def test_another_machine_is_mentioned(tmp_path, monkeypatch):
     history(tmp_path, 1)
     monkeypatch.setattr(
-        store, "surroundings", lambda: {**files.read_sealed_json(manifest)["surroundings"], "XLA threads": 99}
+        store, "platform_info", lambda: {**files.read_sealed_json(manifest)["platform"], "XLA threads": 99}
     )
     manifest = tmp_path / "step-000000010" / "manifest.json"
     [warning] = CheckpointStore(tmp_path).load().drift
@@ -499,7 +501,7 @@ def test_description(tmp_path):
 def held(monkeypatch) -> threading.Event:
     """The writer stops at its first step until this is set."""
     event = threading.Event()
-    monkeypatch.setattr(files, "stage", lambda name: event.wait(60) or None)
+    monkeypatch.setattr(files.atomic, "crash_point", lambda name: event.wait(60) or None)
     return event
 
 
@@ -665,7 +667,7 @@ def killed(place, moment):
             os.kill(os.getpid(), signal.SIGKILL)
     with CheckpointStore(place, 2) as checkpoints:
         rows = checkpoints.load().rows
-        files.stage = stage
+        files.atomic.crash_point = stage
         checkpoints.save(40, {"new": rows.lanes[0].columns["age"]}, rows, {})
 
 for moment in range(1, 100):

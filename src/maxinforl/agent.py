@@ -24,7 +24,7 @@ from maxinforl.algorithms import Algo
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, Program, stream
 from maxinforl.envs.wrapper import rescale
-from maxinforl.errors import BadInput, Told, unknown
+from maxinforl.errors import BadInput, UserError, unknown
 from maxinforl.explore import Strategy
 from maxinforl.settings import Settings, check_count, resolve, title
 from maxinforl.training import checkpoint
@@ -334,10 +334,10 @@ def outline(init: Callable[[], Any]) -> Any:
     """Shapes and types of what `init` would make of a configuration, which may be any."""
     try:
         return jax.eval_shape(init)
-    except Told:
+    except UserError:
         raise
     except Exception as error:
-        why = files.shown(f"{type(error).__name__}: {error}".split("\n")[0])
+        why = files.printable(f"{type(error).__name__}: {error}".split("\n")[0])
         raise BadInput(f"no agent can be made of the configuration ({why}): correct or restore it") from error
 
 
@@ -435,7 +435,7 @@ def check_part(name: str, value: Any) -> None:
     """A part that is given as an object: it hashes, and a file can describe it."""
     whole = is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
     if not (callable(value) if name == "target" else whole):
-        raise BadInput(f"{name} must be {PARTS[name]}, not {files.shown(repr(value))}", "your-own.md")
+        raise BadInput(f"{name} must be {PARTS[name]}, not {files.printable(repr(value))}", "your-own.md")
 
 
 def check_fit(strategy: Strategy, agent: Agent) -> None:
@@ -464,7 +464,7 @@ def check_bonus(strategy: Any, spec: Spec) -> None:
     try:
         shape = jax.eval_shape(ask).shape
     except (NotImplementedError, AttributeError) as error:
-        why = files.shown(str(error)) or "it is not there"
+        why = files.printable(str(error)) or "it is not there"
         raise BadInput(f"{called} cannot be asked ({why}): it gives a number per row", "your-own.md") from None
     if shape != (2,):
         raise BadInput(f"{called} must give a number per row, so [2] for two of them, not {list(shape)}", "your-own.md")

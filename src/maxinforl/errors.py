@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class Told(ValueError):
+class UserError(ValueError):
     """One sentence for a person; `see` is the part of the documentation that says more."""
 
     def __init__(self, sentence: str, see: str | None = None):
@@ -16,11 +16,11 @@ class Told(ValueError):
         return str(self) + (f" (docs/{self.see})" if self.see else "")
 
 
-class BadInput(Told):
+class BadInput(UserError):
     """The request cannot work as written; nothing has been done yet (exit code 2)."""
 
 
-class RunFailed(Told):
+class RunFailed(UserError):
     """A run that had begun could not go on; what it had is kept (exit code 3)."""
 
 

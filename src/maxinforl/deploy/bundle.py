@@ -14,7 +14,7 @@ from maxinforl import files
 from maxinforl.agent import Agent
 from maxinforl.deploy import runner
 from maxinforl.deploy.contract import contract
-from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.deploy.policy_weights import strides_of, weights_of
 from maxinforl.errors import BadInput, RunFailed, unknown
 
 FORMATS = ("numpy", "onnx")

@@ -9,7 +9,7 @@ import numpy as np
 import maxinforl
 from maxinforl import envs
 from maxinforl.agent import Agent, env_options
-from maxinforl.deploy.frozen import strides_of
+from maxinforl.deploy.policy_weights import strides_of
 from maxinforl.deploy.runner import FORMAT, checksum
 from maxinforl.errors import BadInput
 from maxinforl.settings import title
@@ -62,13 +62,13 @@ def surroundings(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
         env.close()
 
 
-def parts_of(env: envs.Adapted) -> list[dict[str, Any]]:
+def parts_of(env: envs.AdaptedEnv) -> list[dict[str, Any]]:
     """Parts of a vector observation in the order they are laid out in."""
     own = getattr(env.unwrapped, "observation_parts", None) or env.observation_parts
     return [{"name": name, "size": size} for name, size in own]
 
 
-def rate_of(env: envs.Adapted) -> float | None:
+def rate_of(env: envs.AdaptedEnv) -> float | None:
     """Actions per second, where the environment knows the length of its step."""
     dt = getattr(env.unwrapped, "dt", None)
     known = isinstance(dt, (int, float)) and dt > 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from maxinforl.agent import Agent
-from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.deploy.policy_weights import strides_of, weights_of
 from maxinforl.errors import missing_extra
 
 OPSET, IR = 18, 10  # old enough for every runtime of the last years

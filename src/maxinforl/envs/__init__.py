@@ -7,22 +7,22 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from maxinforl.envs.fault import Caller, Fault, Watchdog
+from maxinforl.envs.fault import EnvCaller, Fault, Watchdog
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
 from maxinforl.envs.vector import VectorPool
 from maxinforl.envs.worker import Worker
-from maxinforl.envs.wrapper import Adapted, Normalised
+from maxinforl.envs.wrapper import AdaptedEnv, NormalizedActions
 from maxinforl.errors import BadInput
 
 __all__ = [
-    "Adapted",
-    "Caller",
+    "AdaptedEnv",
+    "EnvCaller",
     "EnvPool",
     "Fault",
     "Finished",
-    "Normalised",
+    "NormalizedActions",
     "Transition",
     "VectorPool",
     "Watchdog",
@@ -47,7 +47,7 @@ def make(
     env_args: EnvArgs = (),
     render_mode: str | None = None,
     image_size: int = 84,
-) -> Adapted:
+) -> AdaptedEnv:
     """One environment from a name, an instance or a factory, ready for a pool.
 
     Observations are rank-1 float32, or HxWxC uint8 for images (always image_size x image_size x 3 for `pixels/` names).
@@ -65,7 +65,7 @@ def make(
             env if isinstance(env, (gym.Env, VectorEnv)) or not callable(env) else construct("the factory", env, args)
         )
         bare = single(bare)
-    adapted = Adapted(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
+    adapted = AdaptedEnv(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
     adapted.name = env if isinstance(env, str) else env_name(bare)
     return adapted
 

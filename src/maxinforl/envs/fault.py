@@ -29,7 +29,7 @@ class Fault(RunFailed):
     """An environment broke; what ran in it can go on in a new one."""
 
 
-class Caller:
+class EnvCaller:
     """Holds environments by lane and calls into them; `entered` is the lane and time of the call that is under way.
 
     `tell` says what broke and was mended.
@@ -83,7 +83,7 @@ class Watchdog:
     Checkpoints are whole or absent however the process ends, and the kernel lets go of the run's lock.
     """
 
-    def __init__(self, seconds: float, callers: list[Caller], end: Callable[[str], None] = leave):
+    def __init__(self, seconds: float, callers: list[EnvCaller], end: Callable[[str], None] = leave):
         self.seconds, self.callers, self.end = seconds, callers, end
         self._over = Event()
         self._tick = min(1.0, seconds / 4)

@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from maxinforl.envs import gl
-from maxinforl.errors import BadInput, Told, missing_extra, one_line, unknown
-from maxinforl.files import shown
+from maxinforl.errors import BadInput, UserError, missing_extra, one_line, unknown
+from maxinforl.files import printable
 
 RENDER_SIZE = 256
 PIXELS, DMC, BRAX, JAX = "pixels/", "dmc/", "brax/", "jax/"
@@ -45,7 +45,7 @@ def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any],
     try:
         return build(*fixed, **own, **args)
     except (TypeError, ValueError, AssertionError) as error:
-        if not args or isinstance(error, Told):
+        if not args or isinstance(error, UserError):
             raise
         given = ", ".join(f"{key}={value}" for key, value in args.items())
         raise BadInput(f"{name} cannot be built with the environment arguments {given}: {one_line(error)}") from error
@@ -98,7 +98,7 @@ def check_name(name: object, given: object = None) -> None:
     """Refuses a name out of a file for which Gymnasium would import a module, unless the user gave that very name."""
     if isinstance(name, str) and ":" in name and name != given:
         raise BadInput(
-            f"the environment '{shown(name)}' would import a module that a file names: if you trust it, repeat the "
+            f"the environment '{printable(name)}' would import a module that a file names: if you trust it, repeat the "
             "name yourself, with --env or in Python env=",
             "reliability.md#files-that-others-wrote",
         )

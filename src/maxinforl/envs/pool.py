@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from maxinforl.envs.fault import Caller, Fault
+from maxinforl.envs.fault import EnvCaller, Fault
 from maxinforl.envs.worker import Worker
 from maxinforl.envs.wrapper import clip, rescale, within
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.replay import Transition
+from maxinforl.transition import Transition
 
 
 class Finished(NamedTuple):
@@ -29,7 +29,7 @@ def episode_seed(seed: int, lane: int, episode: int) -> int:
     return int(np.random.SeedSequence((seed, lane, episode)).generate_state(1)[0] >> 1)
 
 
-class EnvPool(Caller):
+class EnvPool(EnvCaller):
     """Steps its lanes, one after the other in this process or side by side in workers; every episode has its own seed.
 
     `envs` are environments as `maxinforl.envs.make` returns them (native actions); the pool takes actions in [-1, 1].

@@ -21,7 +21,7 @@ class Observe(Protocol):
     def __call__(self, raw: Any) -> np.ndarray: ...
 
 
-class Adapted(gym.Wrapper):
+class AdaptedEnv(gym.Wrapper):
     """Any environment with a rank-1 float32 or HxWxC uint8 observation and a rank-1 float32 action in native units.
 
     An action is held for `action_repeat` base steps (fewer if the episode ends); the reward is the sum over them, less
@@ -76,7 +76,7 @@ class Adapted(gym.Wrapper):
         return raw, total, bool(terminated), bool(truncated), dict(info or (), base_steps=steps)
 
 
-class Normalised(gym.Wrapper):
+class NormalizedActions(gym.Wrapper):
     """Takes actions in [-1, 1], clips them and hands on native units."""
 
     def __init__(self, env: gym.Env):

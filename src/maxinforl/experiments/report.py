@@ -32,7 +32,7 @@ from maxinforl.experiments.summary import (
     summarise,
     tell,
 )
-from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
+from maxinforl.files import MiB, make_directory, printable, reading, write_atomic
 
 TABS = {
     "overview": "Overview",
@@ -262,7 +262,7 @@ def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
 def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") -> list[Path]:
     """One figure file per tab of the report (curves, profiles, exploration, states) in `out`."""
     if fmt not in ("png", "pdf", "svg"):
-        raise BadInput(f"figures can be written as png, pdf or svg, not '{shown(fmt)}'")
+        raise BadInput(f"figures can be written as png, pdf or svg, not '{printable(fmt)}'")
     summary, written = _summary(paths), []
     for tab in TABS:
         charts = [chart for chart in summary.charts if chart.tab == tab]

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maxinforl.errors import BadInput
-from maxinforl.files import MiB, inside, read_npz, read_toml, reading, shown
+from maxinforl.files import MiB, inside, printable, read_npz, read_toml, reading
 from maxinforl.training.store import CheckpointStore
 
 TEXT_LIMIT = 64 * MiB
@@ -134,7 +134,7 @@ def _read_logs(
         metrics, logged = _read_metrics(inside(folder, "metrics.jsonl"), damage, names)
     if (cut := _is_cut(folder, config, logged, evaluation)) and not told:
         last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
-        damage.append(f"{shown(folder / 'eval.csv')} is incomplete: {last}, and the run got to {config['steps']}")
+        damage.append(f"{printable(folder / 'eval.csv')} is incomplete: {last}, and the run got to {config['steps']}")
     return {"metrics": metrics, "evaluation": evaluation, "cut": cut}
 
 
@@ -203,7 +203,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config, where = {**read_toml(shared), "seed": int(seed[:18])}, shared
     for name, kind in (("algo", str), ("env", str), ("seed", int), ("steps", int)):
         if type(config.get(name)) is not kind:
-            raise BadInput(f"{shown(where)} has no {name}: it is not a run of this version, run it again")
+            raise BadInput(f"{printable(where)} has no {name}: it is not a run of this version, run it again")
     return config
 
 
@@ -218,9 +218,9 @@ def _lines(path: Path) -> list[str]:
         except FileNotFoundError:
             return []
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{shown(path)} is not a file")
+            raise BadInput(f"{printable(path)} is not a file")
         if status.st_size > TEXT_LIMIT:
-            raise BadInput(f"{shown(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
+            raise BadInput(f"{printable(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
         with path.open("rb") as file:
             text = file.read(TEXT_LIMIT).decode(errors="replace").removesuffix("\n")
             return text.split("\n") if text else []
@@ -234,12 +234,12 @@ class _Refused:
 
     def line(self, number: int, why: object) -> None:
         self.count += 1
-        self.first = self.first or f"line {number}: {shown(str(why))}"
+        self.first = self.first or f"line {number}: {printable(str(why))}"
 
     def tell(self, path: Path, problems: list[str]) -> None:
         if self.count:
             lines = "a line" if self.count == 1 else f"{self.count} lines"
-            problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
+            problems.append(f"{printable(path)}: left out {lines} that cannot be read ({self.first})")
 
 
 def _read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
@@ -250,7 +250,7 @@ def _read_metrics(path: Path, problems: list[str], names: Container[str] | None)
     known = dict.fromkeys(itertools.chain.from_iterable(rows))
     kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
     if len(kept) > NAMES:
-        raise BadInput(f"{shown(path)} has {len(kept)} metrics where at most {NAMES} are allowed")
+        raise BadInput(f"{printable(path)} has {len(kept)} metrics where at most {NAMES} are allowed")
     columns = {name: _column([row.get(name) for row in rows]) for name in kept}
     steps = _column([row["step"] for row in rows])
     env_steps = _column([row.get("env_step", row["step"]) for row in rows])
@@ -301,7 +301,7 @@ def read_table(path: Path, problems: list[str], needed: Sequence[str] = ("step",
         return {}
     if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > NAMES:
         listed = " and ".join(needed)
-        raise BadInput(f"{shown(path)} has no columns {listed}: it is not an evaluation of this version")
+        raise BadInput(f"{printable(path)} has no columns {listed}: it is not an evaluation of this version")
     refused = _Refused()
     table = dict(zip(header, _csv_rows(lines[1:], header, refused).T))
     refused.tell(path, problems)
@@ -352,7 +352,7 @@ def _series(
     for name, column in columns.items():
         there = np.isfinite(column := column[last])
         if name == "mean_return" and not there.all():
-            problems.append(f"{shown(path)} has returns that are not finite: they were left out")
+            problems.append(f"{printable(path)} has returns that are not finite: they were left out")
         if there.all():
             series[name] = Series(steps, env_steps, column)
         elif there.any():
@@ -367,5 +367,5 @@ def _read_states(path: Path) -> tuple[Array, Array]:
     """`step` and `obs` of a states.npz."""
     step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
     if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():
-        raise BadInput(f"{shown(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
+        raise BadInput(f"{printable(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
     return step, obs

@@ -13,7 +13,7 @@ from rich.console import Console
 from maxinforl.errors import BadInput
 from maxinforl.experiments import statistics as st
 from maxinforl.experiments.rundir import DAMAGED, LEFT_OUT, Problem, Run, Series
-from maxinforl.files import shown
+from maxinforl.files import printable
 
 Array = NDArray[np.float64]
 POINTS = 100  # of a curve on the page
@@ -473,7 +473,7 @@ def tell(problems: Iterable[str], console: Console) -> None:
         kinds[sentence.kind if isinstance(sentence, Problem) else LEFT_OUT].append(sentence)
     for kind, (first, *rest) in kinds.items():
         others = f" ({count(len(rest), 'other')} likewise)" if rest else ""
-        said = f"{kind}: {shown(first)}{others}"
+        said = f"{kind}: {printable(first)}{others}"
         console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 

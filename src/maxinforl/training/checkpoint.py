@@ -57,7 +57,7 @@ def changed_since(saved: Checkpoint, settings: Settings, strategy: Strategy) -> 
     now, shown = plain_parts(settings, strategy), lambda value: "open" if value is None else str(value)
     differ = [name for name in sorted(saved.meta) if now.get(name) != saved.meta[name]]  # a later version has more
     listed = [f"{name} {shown(saved.meta[name])} and not {shown(now.get(name))}" for name in differ]
-    text = f"the checkpoint at step {saved.step} was made with {files.shown(', '.join(listed))}"
+    text = f"the checkpoint at step {saved.step} was made with {files.printable(', '.join(listed))}"
     if any(flag(name) in differ for name in FIXED):
         raise BadInput(f"{text}: restore its config.toml from a copy")
     return [f"{text}, which holds from here on"] if differ else []

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from maxinforl import files
 from maxinforl.agent import Agent, check_fit, compiles, env_options, load, make_trainer, plain_settings, read_spaces
-from maxinforl.envs import Caller, Watchdog, check_name, make_pool
+from maxinforl.envs import EnvCaller, Watchdog, check_name, make_pool
 from maxinforl.errors import BadInput, missing_extra
 from maxinforl.experiments.rundir import noting, read_table
 from maxinforl.files import inside
@@ -200,7 +200,7 @@ def continue_runs(directories: list[Path], asked: Callable[[], bool], env: str |
     check_name(first.env, env)
     describe(saved, directories, *read_spaces(saved.tables[0]["spaces"]))
     trainer = make_trainer(saved.strategy, saved.settings, first.env, first.steps, bool(saved.checkpoints))
-    calling: list[Caller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
+    calling: list[EnvCaller] = [] if first.workers else [*trainer.pools]  # workers have their own time limit
     with Watchdog(first.env_timeout, calling):
         for sentence in take_up(trainer, saved):
             say(sentence, "yellow")

@@ -18,9 +18,9 @@ from maxinforl.core.update import PER_SEED, TrainState
 from maxinforl.envs import episode_seed
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
-from maxinforl.replay import Transition
 from maxinforl.training import guard
 from maxinforl.training.loop import Member, Trainer, agent_arrays, agent_from, named
+from maxinforl.transition import Transition
 
 CHUNK = 100  # most steps per dispatch: a signal waits for the end of one
 

@@ -50,7 +50,9 @@ def _compare(where: str, found: Mapping[str, np.ndarray], kinds: Kinds) -> None:
     if absent := kinds.keys() - found.keys() - LATER:
         raise BadInput(f"{where} is damaged: it lacks '{min(absent)}', restore it from a copy")
     if extra := found.keys() - kinds.keys():
-        raise BadInput(f"{where} is damaged: {files.shown(repr(min(extra)))} is not part of it, restore it from a copy")
+        raise BadInput(
+            f"{where} is damaged: {files.printable(repr(min(extra)))} is not part of it, restore it from a copy"
+        )
     for name, array in found.items():
         shape, dtype = kinds[name]
         same = len(shape) == array.ndim and all(n in (None, m) for n, m in zip(shape, array.shape))

@@ -15,7 +15,7 @@ from typing import Any
 
 from maxinforl import files
 from maxinforl.errors import BadInput
-from maxinforl.files import inside, shown
+from maxinforl.files import inside, printable
 
 LOCK = "lock.json"
 _held: set[int] = set()
@@ -65,7 +65,7 @@ def _claim(path: Path, file: int) -> None:
     free = _lock(file)
     owner = holder(path)
     if owner and owner["host"] != socket.gethostname():
-        raise BadInput(f"{_said(path, owner)}: if that process is gone, delete {shown(path)}")
+        raise BadInput(f"{_said(path, owner)}: if that process is gone, delete {printable(path)}")
     if not free or (owner and _alive(owner)):
         raise BadInput(f"{_said(path, owner)}: wait for it, stop it, or use another directory")
     pid, since = os.getpid(), time.strftime("%FT%T%z")
@@ -103,9 +103,9 @@ def in_use(directory: files.PathLike) -> bool:
 
 def _said(path: Path, owner: dict[str, Any] | None) -> str:
     if owner is None:
-        return f"{shown(path.parent)} is in use by another process"
-    who = f"pid {owner['pid']} on host {shown(owner['host'])} since {shown(owner['since'])}"
-    return f"{shown(path.parent)} is in use by {who}"
+        return f"{printable(path.parent)} is in use by another process"
+    who = f"pid {owner['pid']} on host {printable(owner['host'])} since {printable(owner['since'])}"
+    return f"{printable(path.parent)} is in use by {who}"
 
 
 def _alive(owner: dict[str, Any]) -> bool:

@@ -26,11 +26,12 @@ from maxinforl.envs import EnvPool
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
-from maxinforl.files import shown
-from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.files import printable
+from maxinforl.replay import Replay, row_bytes
 from maxinforl.settings import Settings, check_updates
 from maxinforl.training import guard
 from maxinforl.training.log import Window
+from maxinforl.transition import Transition
 
 PREEMPTED = 75  # the exit code of a run that can go on later
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -564,7 +565,7 @@ def check_arrays(arrays: dict[str, np.ndarray], like: Any) -> list[str]:
     names = [name for name, _ in leaves]
     if set(names) != set(arrays):
         odd = sorted(set(names) ^ set(arrays))[0]
-        raise BadInput(f"the saved agent does not fit its configuration: '{shown(odd)}' is on one side only")
+        raise BadInput(f"the saved agent does not fit its configuration: '{printable(odd)}' is on one side only")
     for name, leaf in leaves:
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise BadInput(f"the saved agent does not fit its configuration: '{name}' has shape {arrays[name].shape}")

@@ -119,7 +119,7 @@ class Drive:
     def __post_init__(self):
         callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
         for caller in [] if self.progress.quiet else callers:
-            caller.tell = lambda sentence: self.progress.say(escape(sentence))
+            caller.report_fault = lambda sentence: self.progress.say(escape(sentence))
 
     def until(self, last: int) -> bool:
         """Trains until `last` transitions; False where a signal or --max-hours ended it earlier, with a checkpoint."""

@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import re
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ import numpy as np
 
 from maxinforl import files
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.files import Arrays, inside, shown
+from maxinforl.files import Arrays, inside, printable
 
 FORMAT = 1
 NUMBER = "([0-9]{9}|[1-9][0-9]{9,14})"  # exactly what `_step_name` writes, so that number and name stand for each other
@@ -78,10 +77,10 @@ class NewerFormat(BadInput):
     """A checkpoint of a later maxinforl: nothing is wrong with it, so an older one must not take its place."""
 
 
-# --- surroundings --------------------------------------------------------------------------------------------------
+# --- the platform --------------------------------------------------------------------------------------------------
 
 
-def surroundings() -> dict[str, Any]:
+def platform_info() -> dict[str, Any]:
     """What decides whether a resumed run repeats bit for bit; None where it cannot be known."""
     jax = sys.modules.get("jax")
     return {
@@ -126,10 +125,10 @@ def _processor() -> str:
 
 
 def drift(saved: Mapping[str, Any]) -> tuple[str, ...]:
-    """One sentence for each way in which these surroundings differ from recorded ones."""
-    here = surroundings()
+    """One sentence for each way in which this platform differs from a recorded one."""
+    here = platform_info()
     known = [name for name in here if saved.get(name) is not None and here[name] is not None]
-    said = lambda value: shown(str(value)) or "nothing"
+    said = lambda value: printable(str(value)) or "nothing"
     return tuple(
         f"saved with {name} {said(saved[name])} and resumed with {said(here[name])}: it may not repeat bit for bit"
         for name in known
@@ -145,7 +144,7 @@ class _Record(NamedTuple):
 
     step: int
     bytes: int
-    seal: str
+    checksum: str
 
 
 class _Replay(NamedTuple):
@@ -158,7 +157,7 @@ class _Replay(NamedTuple):
 class _Manifest(NamedTuple):
     state: _Record
     replay: _Replay | None
-    surroundings: dict[str, Any]
+    platform: dict[str, Any]
     meta: dict[str, Any]
 
 
@@ -173,7 +172,7 @@ class _Segment(NamedTuple):
 
 def _need(condition: bool, path: Path, problem: str) -> None:
     if not condition:
-        raise BadInput(f"{shown(path)} is damaged: {problem}, restore it from a copy")
+        raise BadInput(f"{printable(path)} is damaged: {problem}, restore it from a copy")
 
 
 def _counts(*values: Any) -> bool:
@@ -182,9 +181,9 @@ def _counts(*values: Any) -> bool:
 
 def _record(value: Any, path: Path) -> _Record:
     match value:
-        case {"step": step, "bytes": size, "seal": str(seal)} if _counts(step, size):
-            return _Record(step, size, seal)
-    raise BadInput(f"{shown(path)} is damaged: it does not say which file it needs, restore it from a copy")
+        case {"step": step, "bytes": size, "checksum": str(checksum)} if _counts(step, size):
+            return _Record(step, size, checksum)
+    raise BadInput(f"{printable(path)} is damaged: it does not say which file it needs, restore it from a copy")
 
 
 def _read_manifest(directory: Path, step: int) -> _Manifest:
@@ -192,13 +191,13 @@ def _read_manifest(directory: Path, step: int) -> _Manifest:
     value = files.read_sealed_json(path)
     found = value.get("format") if isinstance(value, dict) else None
     if isinstance(found, int) and found > FORMAT:
-        raise NewerFormat(f"{shown(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
+        raise NewerFormat(f"{printable(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
     match value:
-        case {"step": at, "state": state, "replay": replay, "surroundings": dict(where), "meta": dict(meta)}:
+        case {"step": at, "state": state, "replay": replay, "platform": dict(where), "meta": dict(meta)}:
             record = _record(state, path)
             _need(found == FORMAT and at == record.step == step, path, "it is not the manifest of this step")
             return _Manifest(record, None if replay is None else _read_replay(replay, path), where, meta)
-    raise BadInput(f"{shown(path)} is damaged: it lacks what a checkpoint needs, restore it from a copy")
+    raise BadInput(f"{printable(path)} is damaged: it lacks what a checkpoint needs, restore it from a copy")
 
 
 def _read_replay(value: Any, path: Path) -> _Replay:
@@ -206,12 +205,12 @@ def _read_replay(value: Any, path: Path) -> _Replay:
         case {"capacity": size, "heads": list(heads), "oldest": oldest, "newest": newest} if heads:
             _need(_counts(size, oldest, *heads) and size > 0, path, "its replay has impossible numbers")
             return _Replay(size, heads, oldest, _record(newest, path))
-    raise BadInput(f"{shown(path)} is damaged: it does not describe its replay, restore it from a copy")
+    raise BadInput(f"{printable(path)} is damaged: it does not describe its replay, restore it from a copy")
 
 
 def _read_segment(directory: Path, record: _Record) -> _Segment:
     path = inside(directory, _segment_name(record.step))
-    arrays, meta = files.load_arrays(path, seal=record.seal, limit=record.bytes)
+    arrays, meta = files.load_arrays(path, checksum=record.checksum, limit=record.bytes)
     columns = {name.removeprefix(COLUMN): arrays[name] for name in arrays if name.startswith(COLUMN)}
     first, length = (arrays.get(name, np.empty(0)) for name in ("first", "length"))
     per_lane = first.shape == length.shape == (first.size,) and first.dtype == length.dtype == np.int64
@@ -425,7 +424,9 @@ class CheckpointStore:
     def _check_step(self, step: int) -> None:
         latest, there = self._line.latest, self.steps()
         if latest is None and there:
-            raise BadInput(f"{shown(self.directory)} holds checkpoints up to step {there[-1]}: resume or go elsewhere")
+            raise BadInput(
+                f"{printable(self.directory)} holds checkpoints up to step {there[-1]}: resume or go elsewhere"
+            )
         if not _counts(step) or step < (latest or 0):
             raise BadInput(f"a checkpoint at step {step} cannot follow the one at step {latest}")
 
@@ -481,19 +482,19 @@ class CheckpointStore:
         columns = {COLUMN + name: np.concatenate([lane.columns[name] for lane in lanes]) for name in names}
         previous = self._line.chain[-1].record._asdict() if self._line.chain else None
         path = self.directory / _segment_name(step)
-        seal = files.save_arrays(path, {"first": first, "length": length, **columns}, {"previous": previous})
-        return _Link(_Record(step, path.stat().st_size, seal), first)
+        checksum = files.save_arrays(path, {"first": first, "length": length, **columns}, {"previous": previous})
+        return _Link(_Record(step, path.stat().st_size, checksum), first)
 
     def _publish(self, step: int, state: Arrays, meta: dict[str, Any], replay: dict[str, Any] | None) -> None:
         """Write a checkpoint under a temporary name and give it its own when it is whole."""
-        folder = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        folder = self.directory / files.temporary_name()
         final = self.directory / _step_name(step)
         try:
             folder.mkdir()
             path = folder / "state.safetensors"
-            seal = files.save_arrays(path, state)
-            record = _Record(step, path.stat().st_size, seal)._asdict()
-            head = {"format": FORMAT, "step": step, "surroundings": surroundings()}
+            checksum = files.save_arrays(path, state)
+            record = _Record(step, path.stat().st_size, checksum)._asdict()
+            head = {"format": FORMAT, "step": step, "platform": platform_info()}
             files.write_sealed_json(folder / "manifest.json", {**head, "state": record, "replay": replay, "meta": meta})
             if os.path.lexists(final):  # damaged, or of a history that was given up when an older checkpoint was loaded
                 self._discard(final)
@@ -501,7 +502,7 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        files.stage("checkpoint renamed")
+        files.atomic.crash_point("checkpoint renamed")
         files.sync_directory(self.directory)
 
     def _remove_old(self) -> None:
@@ -510,19 +511,19 @@ class CheckpointStore:
         for step in set(self.steps()) - line.good.keys():
             self._discard(self.directory / _step_name(step))
         files.sync_directory(self.directory)
-        files.stage("old checkpoints removed")
+        files.atomic.crash_point("old checkpoints removed")
         oldest, chain = min(line.good.values()), {link.record.step for link in line.chain}
         for step in _numbers(self.directory / "replay", SEGMENT):
             given_up = step not in chain and step > min(chain, default=step)
             if step < oldest or given_up:
                 os.unlink(self.directory / _segment_name(step))
-                files.stage("old segment removed")
+                files.atomic.crash_point("old segment removed")
 
     def _discard(self, folder: Path) -> None:
         """Take a checkpoint's name away before its files, so that it is never seen half removed."""
-        nameless = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        nameless = self.directory / files.temporary_name()
         os.replace(folder, nameless)
-        files.stage("old checkpoint unnamed")
+        files.atomic.crash_point("old checkpoint unnamed")
         files.remove(nameless)
 
     # loading
@@ -536,7 +537,9 @@ class CheckpointStore:
         there = self.steps()
         if not there or (step is not None and step not in there):
             wanted = "no checkpoint" if step is None else f"no checkpoint at step {step}"
-            raise BadInput(f"{shown(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none"))
+            raise BadInput(
+                f"{printable(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none")
+            )
         problems: list[str] = []
         for without in (False, True) if lossy else (False,):
             problems.clear()
@@ -553,12 +556,12 @@ class CheckpointStore:
     def _load(self, step: int, rows: bool, warnings: tuple[str, ...], lossy: bool) -> Checkpoint:
         manifest = _read_manifest(self.directory, step)
         path = inside(self.directory, f"{_step_name(step)}/state.safetensors")
-        state, _ = files.load_arrays(path, seal=manifest.state.seal, limit=manifest.state.bytes)
+        state, _ = files.load_arrays(path, checksum=manifest.state.checksum, limit=manifest.state.bytes)
         replay = None
         if rows:
             replay, line, said = self._load_rows(manifest.replay, lossy) if manifest.replay else (None, _Line(), ())
             self._line, warnings = line._replace(good=self._readable(step)), (*warnings, *said)
-        return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.surroundings))
+        return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.platform))
 
     def _load_rows(self, replay: _Replay, lossy: bool) -> tuple[Rows, _Line, tuple[str, ...]]:
         """The rows, what later saves go on from, and where older rows are lost a sentence that says so."""
@@ -573,7 +576,7 @@ class CheckpointStore:
                         break
                 else:
                     last = self.directory / _segment_name(chain[0].record.step)
-                    raise BadInput(f"{shown(last)} is damaged: rows before it are missing, restore it from a copy")
+                    raise BadInput(f"{printable(last)} is damaged: rows before it are missing, restore it from a copy")
             except BadInput as problem:
                 if not lossy or not chain or rebuild is None or (rebuild.missing > replay.heads).any():
                     raise
