@@ -169,13 +169,19 @@ def serve(pipe: Connection, build: Callable[[], gym.Env]) -> None:
         signal.signal(number, lambda *_: None)  # the parent decides when to stop
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     Thread(target=end_with_parent, daemon=True).start()
-    if "jax" in sys.modules:
-        sys.modules["jax"].config.update("jax_platforms", "cpu")  # a simulator does not take the accelerator
+    use_cpu_only()
     host, command = Host(build), ""
     with suppress(EOFError, OSError):
         while command != "close":
             command, argument = pipe.recv()
             pipe.send(attempt(getattr(host, command), argument))
+
+
+def use_cpu_only() -> None:
+    """Leaves the accelerator to the learner: only simulators written in JAX import it here, or a user's own module."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 def attempt(function: Callable, argument: Any) -> tuple[type[Exception] | None, Any]:

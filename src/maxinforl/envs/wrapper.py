@@ -67,7 +67,8 @@ class AdaptedEnv(gym.Wrapper):
         total, steps, done = 0.0, 0, False
         raw = terminated = truncated = info = None
         while steps < self.action_repeat and not done:
-            raw, reward, terminated, truncated, info = self.env.step(native)
+            # a copy, which takes under 1 us: some environments write into it, and the replay stores this very array
+            raw, reward, terminated, truncated, info = self.env.step(np.array(native))
             total += number(reward)
             steps += 1
             done = terminated or truncated
