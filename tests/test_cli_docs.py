@@ -31,7 +31,7 @@ def completed(words: list[str]) -> list[str]:
     """What bash offers after these words."""
     script = cli_docs.completion("bash", cli.parser())
     array = " ".join(f"'{w}'" for w in words)
-    ask = f'{script}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _maxinforl; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    ask = f'{script}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _shtab_maxinforl; printf "%s\\n" "${{COMPREPLY[@]}}"'
     return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -43,6 +43,8 @@ def test_bash_completes_commands_flags_and_names():
     ]
     assert completed(["maxinforl", "export", "--to", ""]) == ["numpy", "onnx"]
     assert completed(["maxinforl", "completion", "z"]) == ["zsh"]
+    assert "pendulum-hanging" in completed(["maxinforl", "train", "--workers", "--env", "pendulum-"])
+    assert completed(["maxinforl", "resume", __file__[:-1]]) == [__file__]
 
 
 @pytest.mark.parametrize("shell", cli_docs.SHELLS)
