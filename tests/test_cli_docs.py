@@ -31,7 +31,8 @@ def completed(words: list[str]) -> list[str]:
     """What bash offers after these words."""
     script = cli_docs.completion("bash", cli.parser())
     array = " ".join(f"'{w}'" for w in words)
-    ask = f'{script}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _shtab_maxinforl; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    place = f"COMP_WORDS=({array}); COMP_CWORD={len(words) - 1}"
+    ask = f'{script}\n{place}; _shtab_maxinforl; printf "%s\\n" "${{COMPREPLY[@]}}"'
     return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.split()
 
 

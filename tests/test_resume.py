@@ -853,7 +853,7 @@ def test_a_damaged_older_segment_costs_its_rows_and_not_the_run(tmp_path, monkey
     assert maxinforl.load(first).settings.steps == 60  # the agent needs no segment
     assert cli.main(["resume", str(out)]) == 0
     text = said(capsys)
-    assert f"goes on without the {lane.first} oldest rows of its replay, and is not the run" in text
+    assert f"continues without the {lane.first} oldest rows of its replay, and is no longer bit-identical" in text
 
 
 def test_starts_whose_frames_were_lost_are_left_out():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium as gym
 import numpy as np
@@ -85,6 +85,6 @@ def control_rate(env: envs.AdaptedEnv) -> float | None:
     return None
 
 
-def positive(value: Any) -> bool:
+def positive(value: Any) -> TypeGuard[float]:
     """Whether this is a finite number above 0 (NumPy's numbers included)."""
     return isinstance(value, (int, float, np.number)) and 0 < float(value) < float("inf")
