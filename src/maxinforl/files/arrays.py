@@ -92,6 +92,7 @@ def load_arrays(
         with _safetensors_errors(), safe_open(path, framework="np", backend="pread") as content:
             # not with mmap, which would end the process with SIGBUS if the file were cut while it is read
             meta = _read_meta(content.metadata() or {})
+            _check_types(content)
             _check_seal(file, checksum)
             arrays = content.get_tensors()
         _check_booleans(arrays)
@@ -110,13 +111,20 @@ def _check_start(first: bytes, size: int) -> None:
 
 @contextmanager
 def _safetensors_errors() -> Iterator[None]:
-    """Errors of the package, of NumPy (impossible shapes) and of types that NumPy lacks."""
+    """Errors of the package, and of NumPy for shapes that it cannot hold."""
     try:
         yield
-    except (SafetensorError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (SafetensorError, ValueError, TypeError) as error:
         if isinstance(error, UserError):
             raise
         raise FileProblem(f"is damaged or cut short: {printable(str(error))}, restore it from a copy") from None
+
+
+def _check_types(content: safe_open) -> None:
+    """Rejects what `save_arrays` never writes, such as bfloat16, for which the package would import other modules."""
+    for name in content.offset_keys():
+        if (code := content.get_slice(name).get_dtype()) not in CODES.values():
+            raise FileProblem(f"is damaged: {printable(repr(name))} has the unknown type {printable(code)}")
 
 
 def _check_seal(file: int, recorded: str | None) -> None:
