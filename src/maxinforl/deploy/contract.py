@@ -1,4 +1,4 @@
-"""What whoever runs a policy must know: contract.json."""
+"""contract.json: what the user of an exported policy must know about observations and actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from maxinforl.settings import title
 
 
 def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
-    """Everything about observations and actions, sealed with a checksum of its own."""
+    """The content of contract.json, with a checksum of its own.
+
+    Args:
+        agent: the agent that is exported.
+        sha256: checksum of each file of the bundle, by name.
+    """
     settings, action = agent.settings, agent.action_space
     parts, rate = env_facts(agent)
     table = {

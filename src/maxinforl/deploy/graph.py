@@ -16,7 +16,7 @@ OPSET, IR = 18, 10  # old enough for every runtime of the last years
 
 
 class Graph:
-    """Nodes one after the other; each reads what the last one gave."""
+    """A chain of nodes; each reads the output of the one before."""
 
     def __init__(self, first: str):
         self.nodes: list[Any] = []
@@ -46,7 +46,7 @@ class Graph:
 def imported() -> Any:
     try:
         import onnx
-        import onnxruntime  # noqa: F401 - a graph that nobody could run here would not be checked
+        import onnxruntime  # noqa: F401 - without it the graph could not be checked here
     except ImportError as error:
         raise missing_extra("onnx", "--to onnx") from error
     return onnx

@@ -1,4 +1,4 @@
-"""Which states a run visited, for phase plots and coverage."""
+"""The states that a run visited, for phase plots and coverage."""
 
 import io
 from pathlib import Path
@@ -73,7 +73,7 @@ class StateRecorder:
             raise BadInput(f"{files.printable(path)} does not hold a run's states: restore it from a copy or remove it")
         recorder = cls(int(counts[0]))
         recorder.stride, recorder.seen = int(counts[1]), int(counts[2])
-        recorder.began = int(counts[3]) if len(counts) > 3 else 0  # an older file tells of a run from step 0
+        recorder.began = int(counts[3]) if len(counts) > 3 else 0  # older files hold runs from step 0
         keep = slice(None) if upto is None else steps <= upto
         recorder._keep(steps[keep], rows[keep])
         recorder.seen = min(recorder.seen, max(0, upto - recorder.began)) if upto is not None else recorder.seen
