@@ -31,7 +31,10 @@ def apart(agent: maxinforl.Agent, act, obs: np.ndarray) -> float:
     return float((np.abs(act(obs) - expected) / half).max())
 
 
-@pytest.mark.parametrize("algo", ["sac", "ddpg", "maxinfo-oac", "eps-maxinfo-sac", "eipo-sac"])
+SLOW = [pytest.param(algo, marks=pytest.mark.slow) for algo in ("maxinfo-oac", "eps-maxinfo-sac")]
+
+
+@pytest.mark.parametrize("algo", ["sac", "ddpg", "eipo-sac", *SLOW])
 def test_a_numpy_bundle_acts_as_predict_does(tmp_path, algo):
     agent = made(algo)
     deploy.export(agent, "numpy", tmp_path / "bundle")
@@ -51,7 +54,7 @@ def test_a_wide_policy_acts_as_predict_does_in_both_formats(tmp_path):
         assert 0 < took.median <= took.p99
 
 
-@pytest.mark.parametrize("algo", ["drq", "drqv2"])
+@pytest.mark.parametrize("algo", ["drqv2", pytest.param("drq", marks=pytest.mark.slow)])
 def test_pixel_bundles_act_as_predict_does(tmp_path, algo):
     pytest.importorskip("onnxruntime")
     agent = made(algo, lambda: Camera())
