@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.replay import Replay, row_bytes
+from maxinforl.transition import Transition
 
 ACTIONS, STACK, SEEDS = 6, 3, 3
 SCAN = 32  # adds per dispatch inside a scan

@@ -18,7 +18,8 @@ from maxinforl.core.multiplier import Tuned
 from maxinforl.core.types import Backup, Batch, Spec, clock
 from maxinforl.core.update import Program, TrainState, update
 from maxinforl.intrinsic import InfoGain
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 SPEC = Spec((3,), 2)
 HIDDEN = (16, 16)

@@ -36,7 +36,7 @@ def scrambled(agent: maxinforl.Agent) -> maxinforl.Agent:
         leaf + generator.normal(0, 0.1, leaf.shape).astype(np.float32) if leaf.dtype == np.float32 else leaf
         for leaf in leaves
     ]
-    agent._idle = (program, jax.tree.unflatten(tree, noisy), now)
+    agent._untrained = (program, jax.tree.unflatten(tree, noisy), now)
     return agent
 
 

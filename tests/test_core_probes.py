@@ -16,7 +16,8 @@ from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.types import Spec
 from maxinforl.core.update import Program
 from maxinforl.explore import Fixed, Plain
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 SPEC = Spec((1,), 1)
 GAMMA = 0.5

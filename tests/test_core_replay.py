@@ -15,7 +15,8 @@ from core_helpers import quick, same, shrink, transition
 from maxinforl.algorithms import algorithm
 from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import Program, TrainState
-from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.replay import Replay, row_bytes
+from maxinforl.transition import Transition
 
 KEY = jax.random.key(0)
 LINE = Spec((1,), 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import maxinforl
-from deploy_helpers import Arm, Camera, made, only_numpy, scrambled
+from deploy_helpers import TINY, Arm, Camera, made, only_numpy, scrambled
 from maxinforl import cli, deploy
 from maxinforl.deploy import bundle, runner
 from maxinforl.errors import BadInput, RunFailed
@@ -31,7 +31,10 @@ def apart(agent: maxinforl.Agent, act, obs: np.ndarray) -> float:
     return float((np.abs(act(obs) - expected) / half).max())
 
 
-@pytest.mark.parametrize("algo", ["sac", "ddpg", "maxinfo-oac", "eps-maxinfo-sac", "eipo-sac"])
+SLOW = [pytest.param(algo, marks=pytest.mark.slow) for algo in ("maxinfo-oac", "eps-maxinfo-sac")]
+
+
+@pytest.mark.parametrize("algo", ["sac", "ddpg", "eipo-sac", *SLOW])
 def test_a_numpy_bundle_acts_as_predict_does(tmp_path, algo):
     agent = made(algo)
     deploy.export(agent, "numpy", tmp_path / "bundle")
@@ -51,7 +54,7 @@ def test_a_wide_policy_acts_as_predict_does_in_both_formats(tmp_path):
         assert 0 < took.median <= took.p99
 
 
-@pytest.mark.parametrize("algo", ["drq", "drqv2"])
+@pytest.mark.parametrize("algo", ["drqv2", pytest.param("drq", marks=pytest.mark.slow)])
 def test_pixel_bundles_act_as_predict_does(tmp_path, algo):
     pytest.importorskip("onnxruntime")
     agent = made(algo, lambda: Camera())
@@ -80,7 +83,59 @@ def test_the_contract_says_what_goes_in_and_out(tmp_path):
 def test_the_parts_of_an_observation_keep_their_order():
     env = maxinforl.envs.make(lambda: Arm())
     assert env.observation_parts == [("angle", 2), ("touch", 3)]
-    assert deploy.contract.rate_of(env) == 100.0
+    assert deploy.contract.control_rate(env) == 100.0
+
+
+ARM = [{"name": "angle", "size": 2}, {"name": "touch", "size": 3}]
+
+
+@pytest.mark.parametrize("env", [Arm, lambda: Arm(), Arm()], ids=["class", "factory", "instance"])
+def test_the_contract_asks_every_kind_of_environment(env, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Arm, "close", lambda self: closed.append(self))
+    agent = maxinforl.make("sac", env, set=TINY, action_repeat=4)
+    closed.clear()
+    assert deploy.contract.env_facts(agent) == (ARM, 25.0)
+    assert len(closed) == (0 if isinstance(env, Arm) else 1)  # an instance belongs to the user
+
+
+def test_export_does_not_need_the_environment(monkeypatch):
+    agent = maxinforl.make("sac", Arm, set=TINY)
+
+    def absent(self):
+        raise ConnectionError("the robot is switched off")
+
+    monkeypatch.setattr(Arm, "__init__", absent)
+    assert deploy.contract.env_facts(agent) == ([{"name": "observation", "size": 5}], None)
+
+
+class Clock(Arm):
+    """States the length of its step in one way or another."""
+
+    def __init__(self, dt=None, timestep=None, fps=None):
+        self.dt, self.metadata = dt, {} if fps is None else {"render_fps": fps}
+        if timestep is not None:
+            self.control_timestep = lambda: timestep
+
+
+@pytest.mark.parametrize(
+    ("clock", "rate"),
+    [
+        ({"dt": 0.05, "timestep": 0.02, "fps": 30}, 20.0),
+        ({"dt": np.float32(0.5)}, 2.0),
+        ({"timestep": 0.02, "fps": 30}, 50.0),
+        ({"fps": 30}, 30.0),
+        ({"dt": 0, "timestep": float("nan"), "fps": "fast"}, None),
+        ({}, None),
+    ],
+)
+def test_the_control_rate_is_what_the_environment_states_first(clock, rate):
+    assert deploy.contract.control_rate(maxinforl.envs.make(Clock(**clock))) == rate
+
+
+def test_pure_jax_tasks_state_their_own_rate():
+    rate = lambda name: deploy.contract.control_rate(maxinforl.envs.make(name))
+    assert (rate("jax/pendulum-hanging"), rate("jax/cartpole-swingup_sparse")) == (20.0, 100.0)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +181,7 @@ def test_observations_that_make_no_sense_are_refused(bundled):
 
 
 def test_a_bundle_that_disagrees_is_refused(tmp_path, monkeypatch):
-    wrong = lambda agent: {k: v + 0.01 for k, v in deploy.frozen.weights_of(agent).items()}
+    wrong = lambda agent: {k: v + 0.01 for k, v in deploy.policy_weights.weights_of(agent).items()}
     monkeypatch.setattr(bundle, "weights_of", wrong)
     with pytest.raises(RunFailed, match="differs from predict"):
         deploy.export(made("sac"), "numpy", tmp_path / "b")

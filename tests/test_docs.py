@@ -13,7 +13,7 @@ from doc_blocks import PAGES, ROOT, blocks, run, shrink
 from maxinforl import cli
 from maxinforl.algorithms import CATALOGUE, algorithm
 from maxinforl.cli import parser
-from maxinforl.manual import commands_of
+from maxinforl.cli_docs import commands_of
 from maxinforl.settings import has
 
 WITH_CODE = [page for page in PAGES if blocks(page)]

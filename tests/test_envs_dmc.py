@@ -31,7 +31,10 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(("name", "sizes"), SIZES.items(), ids=SIZES.keys())
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [pytest.param(*item, id=item[0], marks=[pytest.mark.slow] * item[0].startswith("dog")) for item in SIZES.items()],
+)
 def test_paper_tasks_have_their_sizes_repeat_from_a_seed_and_truncate(name, sizes):
     env = make(f"dmc/{name}", action_repeat=2)
     assert (*env.observation_space.shape, *env.action_space.shape) == sizes
@@ -125,7 +128,7 @@ def test_unknown_task_suggests():
         make("dmc/cartpole")
 
 
-@pytest.mark.parametrize("name", ["cartpole-swingup_sparse", "quadruped-walk"])
+@pytest.mark.parametrize("name", ["cartpole-swingup_sparse", pytest.param("quadruped-walk", marks=pytest.mark.slow)])
 def test_pixels(name):
     frames = {}
     for fast in (False, True):

@@ -101,7 +101,11 @@ def test_the_memory_of_a_configured_run(monkeypatch, capsys):
 @pytest.mark.parametrize("word", ["doctor", "list"])
 def test_a_jax_that_does_not_import_is_told_of(tmp_path, word):
     (tmp_path / "jax.py").write_text("raise ImportError('libcuda.so.1:\\ncannot open shared object file')")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "300"}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "COLUMNS": "300",
+    }
     done = RUN([sys.executable, "-m", "maxinforl", word], capture_output=True, text=True, env=environ)
     said = done.stdout if word == "doctor" else done.stderr
     assert done.returncode == (1 if word == "doctor" else cli.BAD_INPUT) and "Traceback" not in done.stderr

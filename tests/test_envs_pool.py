@@ -355,3 +355,32 @@ def test_repeat_and_cost_can_live_inside_a_vector_environment():
     step = pool.step(np.full((2, 1), 0.5))
     np.testing.assert_allclose(step.reward, 2 * (1.0 - 0.5 * 1.0))
     assert isinstance(pool.vector, VectorEnv)
+
+
+class Vandal(Diary):
+    """Writes into the action it is given."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        reward = float(action[0])
+        action *= 0.5
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_an_environment_cannot_change_the_action_that_is_stored(repeat):
+    pool = make_pool(Vandal, num_envs=2, action_repeat=repeat, action_cost=0.5)
+    pool.reset()
+    action = np.array([[0.8], [-0.4]], np.float32)
+    step = pool.step(action)
+    np.testing.assert_array_equal(step.action, np.float32([[0.8], [-0.4]]))
+    np.testing.assert_array_equal(action, step.action)
+    np.testing.assert_allclose(step.reward, repeat * np.float32([0.8 - 0.4, -0.4 - 0.2]), rtol=1e-6)
+
+
+def test_a_vector_environment_cannot_change_the_action_that_is_stored():
+    pool = quiet_pool(SyncVectorEnv([Vandal] * 2, autoreset_mode=AutoresetMode.DISABLED))
+    pool.reset()
+    np.testing.assert_array_equal(pool.step(np.float32([[0.8], [-0.4]])).action, np.float32([[0.8], [-0.4]]))

@@ -7,7 +7,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maxinforl.envs import Normalised, catalogue, default_action_repeat, make
+from maxinforl.envs import NormalizedActions, catalogue, default_action_repeat, make
 from maxinforl.envs.pixels import resize
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, RunFailed
@@ -86,7 +86,7 @@ def test_no_cost_and_no_repeat_change_nothing():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_normalised_maps_onto_the_native_box_and_clips(dtype):
     bare = Line(action=spaces.Box(np.array([-2, 0], dtype), np.array([2, 3], dtype), dtype=dtype))
-    env = Normalised(make(bare))
+    env = NormalizedActions(make(bare))
     env.reset(seed=0)
     for action in ([0.0, 0.0], [1.0, -1.0], [7.0, -7.0]):
         env.step(np.array(action, np.float32))

@@ -108,7 +108,7 @@ class Halves:
 
 def play(pool, steps):
     pool.told = []
-    pool.tell = pool.told.append
+    pool.report_fault = pool.told.append
     first = pool.reset()
     return first, [pool.step(np.full((pool.num_envs, 1), 0.1 * (i + 1), np.float32)) for i in range(steps)]
 
@@ -195,7 +195,7 @@ def test_an_environment_made_anew_must_be_the_same_kind():
 def test_a_restored_pool_goes_on_across_a_fault():
     pool, again = (make_pool(Halves("exception", episodes=(0, 2)), num_envs=2, max_faults=5) for _ in range(2))
     _, steps = play(pool, 4)
-    again.tell = again.finished.append
+    again.report_fault = again.finished.append
     np.testing.assert_array_equal(
         again.restore(pool.episodes, [[s.action[0] for s in steps], [steps[3].action[1]]]), steps[3].obs
     )
@@ -369,7 +369,7 @@ def test_an_evaluation_in_workers_survives_a_hang(tmp_path):
 def test_numbers_that_are_not_finite_are_faults_of_an_evaluation_too(how):
     bad, told = episode_seed(EVALUATION, 0, 0), []
     again = Evaluator([make(Brittle([bad], how))], 0, makers=[lambda: make(Brittle())])
-    again.tell = told.append
+    again.report_fault = told.append
     act = lambda obs: np.full((1, 1), 0.5, np.float32)
     assert again(act, 0).returns.tolist() == [5.0]
     assert len(told) == 1 and "is nan" in told[0] and told[0].endswith("made anew, and its episode begins again")

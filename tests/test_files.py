@@ -42,7 +42,7 @@ def refused(path: Path, read, *parts: str) -> None:
     assert path.name in text and all(part in text for part in parts), text
 
 
-def forge(header: object, data: bytes = b"", start: bytes = files.ARRAYS_START) -> bytes:
+def forge(header: object, data: bytes = b"", start: bytes = files.arrays.START) -> bytes:
     """An array file with a true checksum whatever its header says: only an attacker would write it."""
     metadata = {"sha256": "0" * 64, "format": "1", "meta": "{}"}
     text = header if isinstance(header, bytes) else json.dumps({"__metadata__": metadata, **header}).encode()  # type: ignore
@@ -182,10 +182,11 @@ def test_headers_beyond_a_mebibyte_are_neither_written_nor_read(tmp_path, arrays
 
 def test_headers_with_a_name_twice_or_too_deep_are_refused(tmp_path):
     head = b'{"__metadata__":{"sha256":"' + b"0" * 64 + b'","format":"1","meta":"{}"}'
-    (tmp_path / "twice").write_bytes(forge(head + b',"a":1,"a":2}'))
-    refused(tmp_path / "twice", files.load_arrays, "appears twice")
+    first, second = (json.dumps(entry(offsets=[start, start + 8])).encode() for start in (0, 8))
+    (tmp_path / "twice").write_bytes(forge(head + b',"a":' + first + b',"a":' + second + b"}", bytes(16)))
+    refused(tmp_path / "twice", files.load_arrays, "damaged")
     (tmp_path / "deep").write_bytes(forge(head + b',"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
-    refused(tmp_path / "deep", files.load_arrays, "nested too deep")
+    refused(tmp_path / "deep", files.load_arrays, "damaged")
 
 
 def test_other_formats_say_which_one_is_read(tmp_path):
@@ -196,13 +197,13 @@ def test_other_formats_say_which_one_is_read(tmp_path):
 
 def test_expectations_name_what_differs(tmp_path, arrays):
     path, expect = tmp_path / "a", {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    seal = files.save_arrays(path, arrays)
-    files.load_arrays(path, expect=expect, seal=seal)
+    checksum = files.save_arrays(path, arrays)
+    files.load_arrays(path, expect=expect, checksum=checksum)
     refused(path, lambda p: files.load_arrays(p, expect={**expect, "bias": ((), "f4")}), "lacks the array 'bias'")
     refused(path, lambda p: files.load_arrays(p, expect={"step": ((), "i8")}), "'mask' too many")
-    refused(path, lambda p: files.load_arrays(p, expect={**expect, "step": ((1,), "i8")}), "int64[] where int64[1]")
-    refused(path, lambda p: files.load_arrays(p, expect={**expect, "step": ((), "i4")}), "int64[] where int32[]")
-    refused(path, lambda p: files.load_arrays(p, seal="0" * 64), "not the file that was recorded")
+    refused(path, lambda p: files.load_arrays(p, expect={**expect, "step": ((1,), "i8")}), "int64[], not int64[1]")
+    refused(path, lambda p: files.load_arrays(p, expect={**expect, "step": ((), "i4")}), "int64[], not int32[]")
+    refused(path, lambda p: files.load_arrays(p, checksum="0" * 64), "not the file that was recorded")
     refused(path, lambda p: files.load_arrays(p, limit=100), "too large")
 
 
@@ -355,7 +356,7 @@ def test_logs_are_never_written_through_symlinks(tmp_path):
     with pytest.raises(RunFailed, match="symbolic link"):
         files.sync(tmp_path / "log")
     with pytest.raises(BadInput, match="symbolic link"):
-        files.cut_lines(tmp_path / "log", lambda line: False)
+        files.filter_lines(tmp_path / "log", lambda line: False)
     assert (tmp_path / "outside").read_text() == "a\n"
     files.write_atomic(tmp_path / "log", b"new")
     assert (tmp_path / "outside").read_text() == "a\n" and not (tmp_path / "log").is_symlink()
@@ -384,7 +385,7 @@ def test_a_write_that_stops_leaves_the_old_file(tmp_path, monkeypatch, moment):
             raise KeyboardInterrupt
 
     files.write_atomic(tmp_path / "a", b"old")
-    monkeypatch.setattr(files, "stage", stop)
+    monkeypatch.setattr(files.atomic, "crash_point", stop)
     with pytest.raises(KeyboardInterrupt):
         files.write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
@@ -432,15 +433,15 @@ def test_a_line_that_does_not_fit_leaves_no_half(tmp_path):
 def test_logs_are_cut_back(tmp_path):
     path = tmp_path / "log"
     path.write_text("1\n2\nü3\n2\n4")
-    files.cut_lines(path, lambda line: line != "2")
+    files.filter_lines(path, lambda line: line != "2")
     files.sync(path)
     assert path.read_text() == "1\nü3\n"  # the last line was cut by a crash
-    refused(tmp_path / "absent", lambda p: files.cut_lines(p, bool), "does not exist")
+    refused(tmp_path / "absent", lambda p: files.filter_lines(p, bool), "does not exist")
 
 
 @pytest.mark.parametrize("line", [b"x,1", b"{", b"\xff", b"[" * 9999])
 def test_a_damaged_line_of_a_log_is_named_and_nothing_is_cut(tmp_path, line):
     path = tmp_path / "log"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 2}\n')
-    refused(path, lambda p: files.cut_lines(p, lambda text: json.loads(text)["step"] < 2), "damaged line 2")
+    refused(path, lambda p: files.filter_lines(p, lambda text: json.loads(text)["step"] < 2), "damaged line 2")
     assert path.read_bytes().endswith(b'{"step": 2}\n') and os.listdir(tmp_path) == ["log"]

@@ -14,7 +14,8 @@ from maxinforl.errors import BadInput
 from maxinforl.experiments import calibration, inspection
 from maxinforl.experiments.calibration import Calibration
 from maxinforl.experiments.inspection import sparkline
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 RESULTS = Path(__file__).parents[1] / "results" / "mountain-car"
 TINY = {"base.hidden": (8,), "intrinsic.hidden": (8,)}

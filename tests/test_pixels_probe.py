@@ -12,7 +12,8 @@ from maxinforl.algorithms import algorithm
 from maxinforl.core.encoders import Pixels
 from maxinforl.core.types import Spec
 from maxinforl.core.update import Program
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 SIZE, LANES, EPISODE = 32, 4, 6
 SPEC = Spec((SIZE, SIZE, 3), 1)

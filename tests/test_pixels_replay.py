@@ -13,8 +13,9 @@ from core_helpers import constant_critics, fresh, quick
 from maxinforl.core.schedules import constant
 from maxinforl.core.types import Shaping, Spec, clock
 from maxinforl.core.update import Program, TrainState
-from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.replay import Replay, row_bytes
 from maxinforl.training.evaluate import Stack
+from maxinforl.transition import Transition
 from pixel_helpers import SPEC, named
 
 KEY = jax.random.key(0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from core_helpers import NOW, SPEC, batches, finite, fresh, leaves, named, quick, shrink, small
-from maxinforl import catalogue
+from maxinforl import listing
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES, Algo, algorithm, compose, with_uncertainty
 from maxinforl.config import from_plain, override, to_plain
 from maxinforl.core.optimism import Optimism
@@ -216,11 +216,11 @@ def test_the_lists_are_printed_whole(capsys):
         "appendix": "redq maxinfo-redq oac maxinfo-oac maxinfo-rnd-sac eps-maxinfo-curiosity-sac drm maxinfo-drm",
         "-": "ddpg droq maxinfo-ddpg maxinfo-droq",
     }
-    catalogue.show_algorithms()
+    listing.show_algorithms()
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     printed = {row[0]: row[4] for row in rows if row and row[0] in CATALOGUE}
     assert printed == {name: section for section, names in sections.items() for name in names.split()}
-    catalogue.show_presets()
+    listing.show_presets()
     said = capsys.readouterr().out
     assert all(f"\n{preset.name} " in said for preset in PRESETS)
     assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win over presets" in said

@@ -353,7 +353,7 @@ def test_surroundings_that_decide_the_numbers_are_recorded_and_compared(tmp_path
     monkeypatch.setenv("XLA_FLAGS", "")
     with CheckpointStore(tmp_path) as checkpoints:
         checkpoints.save(1, {"x": np.zeros(1)}, None, {})
-    found = store.surroundings()
+    found = store.platform_info()
     assert (found["XLA threads"], found["backend"], found["XLA_FLAGS"]) == (3, "cpu", "") and found["mujoco"]
     assert CheckpointStore(tmp_path).load().drift == ()
     monkeypatch.setenv("NPROC", "2")
@@ -521,7 +521,7 @@ def test_tensorboard_logs_follow_no_link(tmp_path):
 
 @pytest.mark.parametrize("kind", ["phase.png", ".mp4"])
 def test_a_disk_that_is_full_when_pictures_are_written_is_one_sentence(tmp_path, monkeypatch, capsys, kind):
-    write = files._write_all
+    write = files.atomic._write_all
 
     def full(file, chunk):
         if picture_of(chunk) == kind:
@@ -529,7 +529,7 @@ def test_a_disk_that_is_full_when_pictures_are_written_is_one_sentence(tmp_path,
         write(file, chunk)
 
     out = broken_off(monkeypatch, FILMED, tmp_path / "run")
-    monkeypatch.setattr(files, "_write_all", full)
+    monkeypatch.setattr(files.atomic, "_write_all", full)
     capsys.readouterr()
     assert cli.main(["resume", str(out)]) == 3
     sentence = capsys.readouterr().err
@@ -551,7 +551,7 @@ def compiling():  # native code that never comes back, as XLA's compiler for a w
     libc.pthread_mutex_lock(mutex)
 
 def writing():
-    files.stage = lambda name: threading.Event().wait()
+    files.atomic.crash_point = lambda name: threading.Event().wait()
     CheckpointStore(sys.argv[2]).save(1, {}, None, {})
 
 with signals(ends_process=True) as asked:
@@ -858,7 +858,7 @@ def test_a_damaged_older_segment_costs_its_rows_and_not_the_run(tmp_path, monkey
     assert maxinforl.load(first).settings.steps == 60  # the agent needs no segment
     assert cli.main(["resume", str(out)]) == 0
     text = said(capsys)
-    assert f"goes on without the {lane.first} oldest rows of its replay, and is not the run" in text
+    assert f"continues without the {lane.first} oldest rows of its replay, and is no longer bit-identical" in text
 
 
 def test_starts_whose_frames_were_lost_are_left_out():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maxinforl import cli, compiling
+from maxinforl import cli, xla_flags
 from maxinforl.experiments import flops, speed
 from maxinforl.settings import Settings
 
@@ -99,5 +99,5 @@ def test_small_loops_are_one_kernel(monkeypatch):
     assert "xla_cpu_small_call" in draw.lower(jax.random.key(0)).compile().as_text()
     monkeypatch.setenv("XLA_FLAGS", "--mine")
     for _ in range(2):  # a user's own flags stay, ours come once
-        importlib.reload(compiling)
-        assert os.environ["XLA_FLAGS"] == f"--mine {compiling.SMALL_LOOPS}"
+        importlib.reload(xla_flags)
+        assert os.environ["XLA_FLAGS"] == f"--mine {xla_flags.SMALL_LOOPS}"

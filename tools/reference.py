@@ -4,7 +4,7 @@ from pathlib import Path
 
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES
 from maxinforl.cli import parser
-from maxinforl.manual import reference
+from maxinforl.cli_docs import reference
 from maxinforl.settings import PRESETS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"

@@ -5,7 +5,7 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from maxinforl import compiling  # noqa: F401  (before anything wakes JAX)
+from maxinforl import xla_flags  # noqa: F401  (before anything wakes JAX)
 
 if TYPE_CHECKING:
     from maxinforl.agent import Agent, load, make, resume

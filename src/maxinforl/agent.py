@@ -471,7 +471,7 @@ def check_part(name: str, value: Any) -> None:
     """A part that is given as an object: it hashes, and a file can describe it."""
     whole = is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen  # type: ignore[attr-defined]
     if not (callable(value) if name == "target" else whole):
-        raise BadInput(f"{name} must be {PARTS[name]}, not {files.shown(repr(value))}", "your-own.md")
+        raise BadInput(f"{name} must be {PARTS[name]}, not {files.printable(repr(value))}", "your-own.md")
 
 
 def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -> None:
@@ -499,7 +499,7 @@ def check_bonus(strategy: Any, spec: Spec) -> None:
     try:
         shape = jax.eval_shape(ask).shape
     except (NotImplementedError, AttributeError) as error:
-        why = files.shown(str(error)) or "it does not implement it"
+        why = files.printable(str(error)) or "it does not implement it"
         raise BadInput(f"{called} cannot be called ({why}): it gives a number per row", "your-own.md") from None
     if shape != (2,):
         raise BadInput(f"{called} must give a number per row, so [2] for two of them, not {list(shape)}", "your-own.md")

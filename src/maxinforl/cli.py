@@ -14,8 +14,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from maxinforl.cli_docs import add_examples
 from maxinforl.errors import BadInput, RunFailed, one_line, unknown
-from maxinforl.manual import add_examples
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 TRAINING = ("train", "resume")
@@ -245,10 +245,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with interruptible() if command in TRAINING else nullcontext():
             return COMMANDS[command](args)
     except BadInput as error:
-        print(f"maxinforl: {error.said()}", file=sys.stderr)
+        print(f"maxinforl: {error.message()}", file=sys.stderr)
         return BAD_INPUT
     except RunFailed as error:
-        print(f"maxinforl: {error.said()}", file=sys.stderr)
+        print(f"maxinforl: {error.message()}", file=sys.stderr)
         return RUN_FAILED
     except KeyboardInterrupt:
         if command not in TRAINING:
@@ -258,9 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return DONE
     except OSError as error:
-        from maxinforl.files import told
+        from maxinforl.files import os_error_message
 
-        print(f"maxinforl: {told(error)}", file=sys.stderr)
+        print(f"maxinforl: {os_error_message(error)}", file=sys.stderr)
         return BAD_INPUT
 
 
@@ -356,12 +356,12 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def listing(args: argparse.Namespace) -> int:
-    from maxinforl import catalogue
+    from maxinforl import listing
 
     if args.figures:
-        catalogue.show_figures()
+        listing.show_figures()
         return DONE
-    catalogue.show_envs() if args.envs else catalogue.show_presets() if args.preset else catalogue.show_algorithms()
+    listing.show_envs() if args.envs else listing.show_presets() if args.preset else listing.show_algorithms()
     return DONE
 
 
@@ -452,7 +452,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def completion(args: argparse.Namespace) -> int:
-    from maxinforl.manual import completion
+    from maxinforl.cli_docs import completion
 
     print(completion(args.shell, parser()), end="")
     return DONE

@@ -1,4 +1,4 @@
-"""Whether this machine can run the package, line by line, with what to do where it cannot."""
+"""`maxinforl doctor`: checks of this machine, each with what to do if it fails."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ class Check(NamedTuple):
 
 
 def checks(replay_bytes: Callable[[], int] = lambda: 0) -> list[Check]:
-    """Looks at Python, JAX, memory, the default environment, MuJoCo, rendering and the extras.
+    """Checks Python, JAX, memory, the default environment, MuJoCo, rendering and the extras.
 
     Without JAX most of the package does not import, so the lines that need it are left out.
     """

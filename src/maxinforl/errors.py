@@ -1,36 +1,41 @@
-"""Errors that users see: one sentence that says what to change."""
+"""Errors for users: one sentence that says what to change."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-class Told(ValueError):
-    """One sentence for a person; `see` is the part of the documentation that says more."""
+class UserError(ValueError):
+    """An error that is printed without a traceback.
+
+    Args:
+        sentence: what is wrong and what to change.
+        see: the section of the documentation that says more, such as "environments.md#names".
+    """
 
     def __init__(self, sentence: str, see: str | None = None):
         super().__init__(sentence)
         self.see = see
 
-    def said(self) -> str:
+    def message(self) -> str:
         """The sentence as the command line prints it."""
         return str(self) + (f" (docs/{self.see})" if self.see else "")
 
 
-class BadInput(Told):
+class BadInput(UserError):
     """The request cannot work as written; nothing has been done yet (exit code 2)."""
 
 
-class RunFailed(Told):
-    """A run that had begun could not go on; what it had is kept (exit code 3)."""
+class RunFailed(UserError):
+    """A run that had begun could not continue; its files are kept (exit code 3)."""
 
 
 def one_line(error: BaseException) -> str:
-    """The kind of an error and what it says, on one line."""
+    """The type and message of an error, on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
 
 
 EXTRAS = "environments.md#names"
-SECTIONS = {  # of the documentation, by what nobody knows
+SECTIONS = {  # of the documentation, by the kind of name that is unknown
     "algorithm": "reference/algorithms.md",
     "base": "choosing.md#composing",
     "exploration strategy": "choosing.md#composing",
@@ -41,9 +46,7 @@ SECTIONS = {  # of the documentation, by what nobody knows
     "command": "reference/cli.md",
     "figure": "evidence.md#figures-and-verdicts",
 }
-
-
-ELSEWHERE = {  # settings, by what other libraries call them
+OTHER_LIBRARIES = {  # what other libraries call a setting: its name here
     "learning_rate": "base.lr",
     "discount": "base.gamma",
     "polyak": "base.tau",
@@ -56,7 +59,7 @@ ELSEWHERE = {  # settings, by what other libraries call them
 
 
 def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> BadInput:
-    """The error for a name nobody knows, with the nearest ones that exist.
+    """The error for an unknown name, with the nearest known ones.
 
     >>> unknown("algorithm", "maxinfosac", ["sac", "maxinfo-sac"])
     BadInput("unknown algorithm 'maxinfosac': did you mean 'maxinfo-sac'?")
@@ -65,7 +68,7 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
     plain = lambda text: "".join(filter(str.isalnum, text)).lower()
     near = [option for option in options if plain(option) == plain(name)]
     near = near or get_close_matches(name, options, n=3, cutoff=0.5)
-    if kind == "setting" and (called := ELSEWHERE.get(name.rpartition(".")[2].lower())):
+    if kind == "setting" and (called := OTHER_LIBRARIES.get(name.rpartition(".")[2].lower())):
         near = [called]
     sentence = f"unknown {kind} '{name}'"
     if near:

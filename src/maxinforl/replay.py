@@ -11,7 +11,7 @@ last observation, and the head moves on to what the next episode begins with.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,20 +20,9 @@ import numpy as np
 from jax import Array
 
 from maxinforl.core.types import Backup, Batch
+from maxinforl.transition import Transition
 
 TRUNCATED, TERMINATED, LAST = 1, 2, 3  # ends of a transition; LAST marks the row that follows one
-
-
-class Transition(NamedTuple):
-    """What one step of every environment gave, with a leading axis of environments; nobody writes to it again."""
-
-    action: Any  # in [-1, 1], what was taken
-    reward: Any
-    terminated: Any
-    truncated: Any
-    next_obs: Any  # what the step led to
-    obs: Any  # what to act on next: the first observation of a new episode where one ended
-    valid: Any  # False where nothing happened but `obs`: a reset or, with `truncated`, a cut of the open episode
 
 
 class Replay(eqx.Module):

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from maxinforl.core.types import Batch, Clock, Metrics, Spec, clock
-from maxinforl.replay import Replay, Transition
+from maxinforl.replay import Replay
+from maxinforl.transition import Transition
 
 INIT, STEP = 0, 1  # streams of random numbers
 LOOK = 16  # agent steps between two looks at all weights and moments

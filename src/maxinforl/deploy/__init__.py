@@ -1,4 +1,4 @@
-"""Policies that leave the library: bundles that act with NumPy alone, or through ONNX."""
+"""Export of policies: bundles that need only NumPy, or ONNX."""
 
 from maxinforl.deploy.bundle import Latency, export
 

@@ -1,4 +1,4 @@
-"""A bundle: the directory that `maxinforl export` writes, checked against the agent before anybody relies on it."""
+"""A bundle: the directory that `maxinforl export` writes, compared with the agent before it may be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maxinforl import files
 from maxinforl.agent import Agent
 from maxinforl.deploy import runner
 from maxinforl.deploy.contract import contract
-from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.deploy.policy_weights import strides_of, weights_of
 from maxinforl.errors import BadInput, RunFailed, unknown
 
 FORMATS = ("numpy", "onnx")
@@ -30,10 +30,17 @@ class Latency(NamedTuple):
 
 
 def export(agent: Agent, to: str, out: str | Path) -> Latency:
-    """Writes a bundle for `to` (numpy or onnx) into the new directory `out`; returns how long one action takes.
+    """Writes the policy of an agent as a bundle.
 
-    The bundle is compared with `predict(deterministic=True)` before its contract is written, and is refused when an
-    action differs by more than 1e-5 of the action's range.
+    Args:
+        agent: the agent.
+        to: "numpy" or "onnx".
+        out: a directory that does not exist or is empty.
+
+    Returns how long one action takes on this machine. RunFailed if an action of the bundle differs from
+    `predict(deterministic=True)` by more than 1e-5 of half the action's range.
+
+    >>> export(maxinforl.load("runs/five/seed-0"), "numpy", "bundle")
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
@@ -53,7 +60,7 @@ def export(agent: Agent, to: str, out: str | Path) -> Latency:
 
 
 def as_numpy(agent: Agent) -> dict[str, bytes]:
-    """Weights and the runner, which is the very module that is tested here."""
+    """Weights, and the source of `runner.py`."""
     buffer = io.BytesIO()
     np.savez(buffer, **weights_of(agent))  # type: ignore[arg-type]
     return {"weights.npz": buffer.getvalue(), "policy.py": Path(runner.__file__).read_bytes()}
@@ -75,7 +82,7 @@ def opened(bundle: Path, to: str) -> Act:
 
 
 def examples(agent: Agent, count: int) -> np.ndarray:
-    """Observations to compare on: noise in the type of the environment."""
+    """Random observations to compare on."""
     generator = np.random.default_rng(0)
     if agent.spec.pixels:
         return generator.integers(0, 256, (count, *agent.spec.obs), np.uint8)
@@ -83,7 +90,7 @@ def examples(agent: Agent, count: int) -> np.ndarray:
 
 
 def compare(agent: Agent, act: Act, out: Path) -> None:
-    """Refuses a bundle that does not act as the agent does."""
+    """RunFailed if a bundle acts differently from the agent."""
     observations = examples(agent, 4 if agent.spec.pixels else 256)
     expected, _ = agent.predict(observations, deterministic=True)
     half = (agent.action_space.high - agent.action_space.low) / 2

@@ -1,24 +1,29 @@
-"""What whoever runs a policy must know: contract.json."""
+"""contract.json: what the user of an exported policy must know about observations and actions."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
+import gymnasium as gym
 import numpy as np
 
 import maxinforl
 from maxinforl import envs
-from maxinforl.agent import Agent
-from maxinforl.deploy.frozen import strides_of
+from maxinforl.agent import Agent, env_options
+from maxinforl.deploy.policy_weights import strides_of
 from maxinforl.deploy.runner import FORMAT, checksum
-from maxinforl.errors import BadInput
-from maxinforl.settings import env_options, title
+from maxinforl.settings import title
 
 
 def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
-    """Everything about observations and actions, sealed with a checksum of its own."""
+    """The content of contract.json, with a checksum of its own.
+
+    Args:
+        agent: the agent that is exported.
+        sha256: checksum of each file of the bundle, by name.
+    """
     settings, action = agent.settings, agent.action_space
-    parts, rate = surroundings(agent)
+    parts, rate = env_facts(agent)
     table = {
         "format": FORMAT,
         "maxinforl": maxinforl.__version__,
@@ -47,29 +52,44 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
     return table | {"checksum": checksum(table)}
 
 
-def surroundings(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
-    """Names and sizes of the observation's parts in order, and actions per second, as far as the environment says."""
+def env_facts(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
+    """Names and sizes of the observation's parts in order, and actions per second, as far as the environment tells.
+
+    An environment given as an instance is asked itself; one from a name, class or factory is built for this and closed.
+    """
     whole = [{"name": "image" if agent.spec.pixels else "observation", "size": int(np.prod(agent.spec.obs))}]
-    if not isinstance(agent.env, str):
+    try:
+        given = agent.environment()
+        env = envs.make(given, **env_options(agent.settings))  # type: ignore[arg-type]
+    except Exception:  # such as an extra that is not installed here, or hardware that is absent: export needs neither
         return whole, None
     try:
-        env = envs.make(agent.environment(), **env_options(agent.settings))  # type: ignore[arg-type]
-    except BadInput:  # an extra that this machine lacks, or a module that only a file asks for: the policy is complete
-        return whole, None
-    try:
-        return (whole if agent.spec.pixels else parts_of(env)), rate_of(env)
+        return (whole if agent.spec.pixels else observation_parts(env)), control_rate(env)
     finally:
-        env.close()
+        if not isinstance(given, gym.Env):
+            env.close()
 
 
-def parts_of(env: envs.Adapted) -> list[dict[str, Any]]:
-    """Parts of a vector observation in the order they are laid out in."""
+def observation_parts(env: envs.AdaptedEnv) -> list[dict[str, Any]]:
+    """Parts of a vector observation in their order."""
     own = getattr(env.unwrapped, "observation_parts", None) or env.observation_parts
     return [{"name": name, "size": size} for name, size in own]
 
 
-def rate_of(env: envs.Adapted) -> float | None:
-    """Actions per second, where the environment knows the length of its step."""
-    dt = getattr(env.unwrapped, "dt", None)
-    known = isinstance(dt, (int, float)) and dt > 0
-    return round(1 / (float(dt) * env.action_repeat), 6) if known else None  # type: ignore[arg-type]
+def control_rate(env: envs.AdaptedEnv) -> float | None:
+    """Actions per second: from `dt`, dm_control's `control_timestep()` or `metadata["render_fps"]`, else None."""
+    timestep = getattr(env.unwrapped, "control_timestep", None)
+    fps = env.metadata.get("render_fps")
+    for seconds in (
+        getattr(env.unwrapped, "dt", None),
+        timestep() if callable(timestep) else None,
+        1 / fps if positive(fps) else None,
+    ):
+        if positive(seconds):
+            return round(1 / (float(seconds) * env.action_repeat), 6)
+    return None
+
+
+def positive(value: Any) -> TypeGuard[float]:
+    """Whether this is a finite number above 0 (NumPy's numbers included)."""
+    return isinstance(value, (int, float, np.number)) and 0 < float(value) < float("inf")

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from maxinforl.agent import Agent
-from maxinforl.deploy.frozen import strides_of, weights_of
+from maxinforl.deploy.policy_weights import strides_of, weights_of
 from maxinforl.errors import missing_extra
 
 OPSET, IR = 18, 10  # old enough for every runtime of the last years
 
 
 class Graph:
-    """Nodes one after the other; each reads what the last one gave."""
+    """A chain of nodes; each reads the output of the one before."""
 
     def __init__(self, first: str):
         self.nodes: list[Any] = []
@@ -46,7 +46,7 @@ class Graph:
 def imported() -> Any:
     try:
         import onnx
-        import onnxruntime  # noqa: F401 - a graph that nobody could run here would not be checked
+        import onnxruntime  # noqa: F401 - without it the graph could not be checked here
     except ImportError as error:
         raise missing_extra("onnx", "--to onnx") from error
     return onnx

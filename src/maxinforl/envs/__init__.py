@@ -1,4 +1,4 @@
-"""Environments: one `make` for everything that can be learned on, one pool that steps it."""
+"""Environments: `make` builds one from a name, an instance or a factory; a pool steps several."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -7,22 +7,22 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from maxinforl.envs.fault import Caller, Fault, Watchdog
+from maxinforl.envs.fault import EnvCaller, Fault, Watchdog
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
 from maxinforl.envs.vector import VectorPool
 from maxinforl.envs.worker import Worker
-from maxinforl.envs.wrapper import Adapted, Normalised
+from maxinforl.envs.wrapper import AdaptedEnv, NormalizedActions
 from maxinforl.errors import BadInput
 
 __all__ = [
-    "Adapted",
-    "Caller",
+    "AdaptedEnv",
+    "EnvCaller",
     "EnvPool",
     "Fault",
     "Finished",
-    "Normalised",
+    "NormalizedActions",
     "Transition",
     "VectorPool",
     "Watchdog",
@@ -47,12 +47,14 @@ def make(
     env_args: EnvArgs = (),
     render_mode: str | None = None,
     image_size: int = 84,
-) -> Adapted:
+) -> AdaptedEnv:
     """One environment from a name, an instance or a factory, ready for a pool.
 
     Observations are rank-1 float32, or HxWxC uint8 for images (always image_size x image_size x 3 for `pixels/` names).
     Actions are rank-1 float32 in the environment's own units. Rewards are summed over the action repeat, less
     `action_cost` times the norm of the action on each base step.
+
+    >>> env = make("dmc/walker-run", action_repeat=2)
     """
     args, observe = dict(env_args), None
     if isinstance(env, str):
@@ -65,7 +67,7 @@ def make(
             env if isinstance(env, (gym.Env, VectorEnv)) or not callable(env) else construct("the factory", env, args)
         )
         bare = single(bare)
-    adapted = Adapted(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
+    adapted = AdaptedEnv(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
     adapted.name = env if isinstance(env, str) else env_name(bare)
     return adapted
 
@@ -90,8 +92,12 @@ def make_pool(
 ) -> EnvPool:
     """A pool of `num_envs` environments; `options` are those of `make`. A vector environment brings its own lanes.
 
-    Environments from a name or a function are made anew when they break, `max_faults` times in all. With `workers` each
-    lives in a process of its own, which also counts as broken when it has not answered for `env_timeout` seconds.
+    Environments from a name or a function are replaced when they fail, at most `max_faults` times in all. With
+    `workers` each has its own process, which also counts as failed if it does not answer within `env_timeout` seconds.
+
+    >>> pool = make_pool("Pendulum-v1", num_envs=4, workers=True)
+    >>> obs = pool.reset()
+    >>> transition = pool.step(np.zeros((4, 1), np.float32))
     """
     if isinstance(env, (gym.Env, VectorEnv)) and workers:
         raise BadInput("an environment that exists cannot move to a worker process: pass a name or a function")
@@ -113,12 +119,12 @@ def make_pool(
 def make_lanes(
     builds: Sequence[Callable[[], gym.Env]], timeout: float | None = None
 ) -> tuple[list[gym.Env], Sequence[Callable[[], gym.Env]]]:
-    """An environment of each kind and what makes it anew; with a timeout each is in a process of its own."""
+    """The environments, and what makes each of them again; with a timeout each has its own process."""
     if timeout is None:
         return [build() for build in builds], builds
-    started = [Worker(build, timeout) for build in builds]  # side by side
-    return [worker.meet() for worker in started], [partial(_met, build, timeout) for build in builds]
+    started = [Worker(build, timeout) for build in builds]  # in parallel
+    return [worker.wait_ready() for worker in started], [partial(_ready_worker, build, timeout) for build in builds]
 
 
-def _met(build: Callable[[], gym.Env], timeout: float) -> Worker:
-    return Worker(build, timeout).meet()
+def _ready_worker(build: Callable[[], gym.Env], timeout: float) -> Worker:
+    return Worker(build, timeout).wait_ready()

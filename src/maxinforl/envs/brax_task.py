@@ -38,6 +38,10 @@ class BraxTask:
         return f"Brax's {self.name}"
 
     @property
+    def dt(self) -> float:
+        return float(self.env.dt)
+
+    @property
     def observation_size(self) -> int:
         return self.env.observation_size
 

@@ -31,7 +31,7 @@ class DMControl(gym.Env):
         **task_kwargs: Any,
     ):
         suite, (domain, task) = load_suite(), split(name)
-        # a few tasks draw their model when they are built: always the same one
+        # a few tasks sample their model when they are built: always the same one
         self.task = suite.load(domain, task, task_kwargs={"random": 0, **task_kwargs})
         self.render_mode, self.size = render_mode, size
         self.dt = self.task.control_timestep()
@@ -47,7 +47,7 @@ class DMControl(gym.Env):
         width = sum(size for _, size in self.observation_parts)
         self.observation_space = spaces.Box(-np.inf, np.inf, (width,), np.float32)
         action = self.task.action_spec()
-        # MuJoCo's word for "no limit" is 1e10
+        # MuJoCo writes "no limit" as 1e10
         low, high = (np.where(np.abs(b) < 1e9, b, b * np.inf) for b in (action.minimum, action.maximum))
         self.action_space = spaces.Box(low.astype(np.float32), high.astype(np.float32), action.shape, np.float32)
 

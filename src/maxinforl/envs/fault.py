@@ -1,4 +1,4 @@
-"""Calls into environments: whatever breaks becomes a sentence, and whatever hangs can be seen to."""
+"""Calls into environments: exceptions become one sentence, and a watchdog ends calls that hang."""
 
 import math
 import os
@@ -15,37 +15,38 @@ from maxinforl.errors import BadInput, RunFailed, one_line
 
 FAILED = 3  # the exit code of a run that failed
 LARGEST = float(np.finfo(np.float32).max)
-SMALL = 64  # entries: Python's floats are quicker up to here, above all on caches that an update has just emptied
+SMALL = 64  # entries up to which Python floats are faster than NumPy (caches are cold after an update)
 
 
 def finite(array: np.ndarray) -> bool:
-    """Whether all of a float array is finite."""
+    """Whether all entries of a float array are finite."""
     if array.size <= SMALL:
         return all(map(math.isfinite, array.reshape(-1).tolist()))
     return bool(np.isfinite(array).all())
 
 
 class Fault(RunFailed):
-    """An environment broke; what ran in it can go on in a new one."""
+    """An environment failed; its lane can continue in a new one."""
 
 
-class Caller:
-    """Holds environments by lane and calls into them; `entered` is the lane and time of the call that is under way.
+class EnvCaller:
+    """Calls into the environments of its lanes (a lane is the index of an environment).
 
-    `tell` says what broke and was mended.
+    `entered` is the lane and start time of the call in progress; `report_fault` is called with one sentence for every
+    fault that was repaired.
     """
 
     entered: tuple[int, float] | None = None
 
     def __init__(self):
-        self.tell: Callable[[str], None] = lambda sentence: warnings.warn(sentence, stacklevel=2)
+        self.report_fault: Callable[[str], None] = lambda sentence: warnings.warn(sentence, stacklevel=2)
 
     def _call(self, lane: int, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Calls into an environment; whatever it raises becomes a sentence that says where."""
+        """Calls a function of an environment; whatever it raises becomes a Fault that names the place."""
         self.entered = lane, time.monotonic()
         try:
             return function(*args, **kwargs)
-        except BadInput:  # something that is not installed
+        except BadInput:  # such as a package that is not installed
             raise
         except RunFailed as error:
             raise Fault(f"{self._where(lane)}: {error}") from error
@@ -66,12 +67,12 @@ class Caller:
             raise Fault(f"{self._where(lane)}: the reward is {reward}, which is more than float32 holds")
 
     def _where(self, lane: int) -> str:
-        """The environment of a lane and what it is doing."""
+        """The environment of a lane, with its episode and step."""
         raise NotImplementedError
 
 
 def leave(sentence: str) -> None:
-    """Ends this process at once: its main thread is stuck and can neither be asked nor told."""
+    """Ends this process at once, because its main thread hangs."""
     sys.stdout.flush()
     print(f"maxinforl: {sentence}", file=sys.stderr, flush=True)
     os._exit(FAILED)
@@ -80,10 +81,10 @@ def leave(sentence: str) -> None:
 class Watchdog:
     """Ends the process when a call into an environment lasts longer than `seconds`.
 
-    Checkpoints are whole or absent however the process ends, and the kernel lets go of the run's lock.
+    Checkpoints are complete or absent however the process ends, and the kernel releases the run's lock.
     """
 
-    def __init__(self, seconds: float, callers: list[Caller], end: Callable[[str], None] = leave):
+    def __init__(self, seconds: float, callers: list[EnvCaller], end: Callable[[str], None] = leave):
         self.seconds, self.callers, self.end = seconds, callers, end
         self._over = Event()
         self._tick = min(1.0, seconds / 4)
@@ -98,7 +99,7 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        """Counts its own ticks in one call, so that time for which the whole process was suspended is no hang."""
+        """Counts its own ticks during one call, so that suspending the whole process does not count as a hang."""
         seen: dict[int, tuple[Any, int]] = {}
         while not self._over.wait(self._tick):
             for number, caller in enumerate(list(self.callers)):
@@ -108,6 +109,6 @@ class Watchdog:
                 if entered is not None and seen[number][1] * self._tick >= self.seconds:
                     self.end(
                         f"{caller._where(entered[0])} has hung for {self.seconds:g} s, so the run ends here; its last "
-                        "checkpoint is kept, `maxinforl resume` goes on from it, and --workers survives such hangs"
+                        "checkpoint is kept, `maxinforl resume` continues from it, and --workers survives such hangs"
                     )
                     return

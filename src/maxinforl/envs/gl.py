@@ -1,4 +1,4 @@
-"""What MuJoCo needs before it is imported: a way to draw without a screen, and a log that is not a stray file."""
+"""MuJoCo set-up before its import: off-screen rendering, and warnings sent to `logging`."""
 
 import ctypes
 import logging
@@ -16,7 +16,7 @@ BACKENDS = {"egl": ("libEGL.so.1", "libGL.so.1"), "osmesa": ("libOSMesa.so.8",)}
 
 
 def choose_backend() -> None:
-    """Sets MUJOCO_GL to the first back end whose libraries load; a choice the user made stands."""
+    """Sets MUJOCO_GL to the first back end whose libraries load; a value set by the user is kept."""
     if "MUJOCO_GL" in os.environ:
         return
     for backend, libraries in BACKENDS.items():

@@ -21,8 +21,8 @@ State = Any
 class Task(Protocol):
     """Pure functions that jit, vmap and scan; a task is hashable, and its state is a pytree of arrays.
 
-    `step` takes actions in [-1, 1] (native units divided by `action_bound`) and knows nothing of the time limit, which
-    truncates and is the caller's to count.
+    `step` takes actions in [-1, 1] (native units divided by `action_bound`) and ignores the time limit, which truncates
+    and is counted by the caller. A task may state `dt`, the seconds that a step lasts.
     """
 
     @property
@@ -52,6 +52,7 @@ class HangingPendulum:
     """
 
     summary = "pendulum-hanging in pure JAX"
+    dt = 0.05
     observation_size = 3
     action_size = 1
     action_bound = 2.0
@@ -130,6 +131,7 @@ class CartpoleSwingupSparse:
     """
 
     summary = "dm_control's cartpole swingup_sparse in pure JAX"
+    dt = 0.01
     observation_size = 5
     action_size = 1
     action_bound = 1.0
@@ -225,7 +227,8 @@ class JaxEnv(gym.Env):
 
     def __init__(self, task: Task, render_mode: str | None = None, size: int = 256):
         self.task, self.render_mode, self.size = task, render_mode, size
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+        self.dt = getattr(task, "dt", None)  # seconds per step, where the task has a clock
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / self.dt) if self.dt else 30}
         bound = task.action_bound
         self.action_space = spaces.Box(-bound, bound, (task.action_size,), np.float32)
         self.observation_space = spaces.Box(-np.inf, np.inf, (task.observation_size,), np.float32)

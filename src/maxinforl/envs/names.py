@@ -1,4 +1,4 @@
-"""Which environment a name means, and how it is built."""
+"""Environment names, and how each is built."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from maxinforl.envs import gl
-from maxinforl.errors import BadInput, Told, missing_extra, one_line, unknown
-from maxinforl.files import shown
+from maxinforl.errors import BadInput, UserError, missing_extra, one_line, unknown
+from maxinforl.files import printable
 
 RENDER_SIZE = 256
 PIXELS, DMC, BRAX, JAX = "pixels/", "dmc/", "brax/", "jax/"
@@ -40,19 +40,19 @@ def build(name: str, render_mode: str | None, size: int, args: Mapping[str, Any]
 
 
 def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any], *fixed: Any, **own: Any) -> gym.Env:
-    """Builds with the user's arguments; what they got wrong becomes a sentence."""
+    """Builds with the user's arguments; BadInput with one sentence if they are wrong."""
     check_kinds(name, build, args)
     try:
         return build(*fixed, **own, **args)
     except (TypeError, ValueError, AssertionError) as error:
-        if not args or isinstance(error, Told):
+        if not args or isinstance(error, UserError):
             raise
         given = ", ".join(f"{key}={value}" for key, value in args.items())
         raise BadInput(f"{name} cannot be built with the environment arguments {given}: {one_line(error)}") from error
 
 
 def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any]) -> None:
-    """Refuses a name that is not known, and the text 'false' for a switch, which would count as true."""
+    """BadInput for unknown arguments, and for text such as 'false' where a bool is expected."""
     parameters = signature(build).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         known = [key for key, p in parameters.items() if p.default is not p.empty]
@@ -65,7 +65,7 @@ def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any
 
 
 def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -> gym.Env:
-    """A Gymnasium id; its own checker is left out because the pool checks each step, and cheaper."""
+    """A Gymnasium id, without Gymnasium's own checker, because the pool checks each step at a lower cost."""
     own = {}
     if render_mode:
         gl.choose_backend()
@@ -95,10 +95,10 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
 
 
 def check_name(name: object, given: object = None) -> None:
-    """Refuses a name out of a file for which Gymnasium would import a module, unless the user gave that very name."""
+    """BadInput if a name from a file would make Gymnasium import a module, unless the user gave the same name."""
     if isinstance(name, str) and ":" in name and name != given:
         raise BadInput(
-            f"the environment '{shown(name)}' would import a module that a file names: if you trust it, repeat the "
+            f"the environment '{printable(name)}' would import a module that a file names: if you trust it, repeat the "
             "name yourself, with --env or in Python env=",
             "reliability.md#files-that-others-wrote",
         )
@@ -110,7 +110,7 @@ def default_action_repeat(name: object) -> int:
 
 
 def catalogue() -> dict[str, str]:
-    """Every environment this package brings, with one line about it."""
+    """Every environment of this package, with a one-line description."""
     from maxinforl.envs import jax_native
 
     return {

@@ -1,4 +1,4 @@
-"""The swing-up pendulum that starts hanging."""
+"""The pendulum swing-up task that starts hanging down."""
 
 import math
 

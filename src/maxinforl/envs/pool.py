@@ -1,4 +1,4 @@
-"""N environments behind one `step`: seeded episodes, true last observations, and sentences for what misbehaves."""
+"""N environments behind one `step`: seeded episodes, true last observations, one sentence for every fault."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from maxinforl.envs.fault import Caller, Fault
+from maxinforl.envs.fault import EnvCaller, Fault
 from maxinforl.envs.worker import Worker
 from maxinforl.envs.wrapper import clip, rescale, within
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.replay import Transition
+from maxinforl.transition import Transition
 
 
 class Finished(NamedTuple):
@@ -29,16 +29,16 @@ def episode_seed(seed: int, lane: int, episode: int) -> int:
     return int(np.random.SeedSequence((seed, lane, episode)).generate_state(1)[0] >> 1)
 
 
-class EnvPool(Caller):
-    """Steps its lanes, one after the other in this process or side by side in workers; every episode has its own seed.
+class EnvPool(EnvCaller):
+    """Steps its lanes (environments), in sequence in this process or in parallel in workers, with a seed per episode.
 
     `envs` are environments as `maxinforl.envs.make` returns them (native actions); the pool takes actions in [-1, 1].
-    `episodes` holds the index of the episode each lane is in; the caller drains `finished`. Where `seedable` is False
-    an episode cannot be repeated, so `restore` can only begin new ones.
+    `episodes` holds the index of the current episode of each lane; the caller empties `finished`. If `seedable` is
+    False, episodes cannot be repeated and `restore` can only begin new ones.
 
-    An environment that raises, hangs in its worker or gives numbers that are not finite is a fault. Where `remake` can
-    make another one, the open episode is cut (see `Transition.valid`), the lane goes on with the next, `faults` counts
-    and `tell` says so, up to `max_faults`. An environment that never made one step is no fault but a mistake.
+    An environment that raises, hangs in its worker or returns non-finite numbers is a fault. If `remake` is given, the
+    open episode is cut (see `Transition.valid`), a new environment continues with the next episode, `faults` is
+    incremented and `report_fault` called, up to `max_faults` times. Faults before the first successful step are errors.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class EnvPool(Caller):
         self.observation_space, self.action_space = observation, action
         self.episodes, self.faults = np.zeros(lanes, np.int64), 0
         self.finished: list[Finished] = []
-        self._proven = False  # whether a step was ever made
+        self._proven = False  # whether any step succeeded
         self._return, self._length = [0.0] * lanes, [0] * lanes
         self._native = rescale(action)
         self._all, self._none = np.ones(lanes, bool), np.zeros(lanes, bool)
-        for shared in (self._all, self._none):  # by every ordinary transition
+        for shared in (self._all, self._none):  # every ordinary transition refers to these two arrays
             shared.setflags(write=False)
 
     def reset(self) -> np.ndarray:
@@ -72,7 +72,7 @@ class EnvPool(Caller):
         return self.restore(np.zeros(self.num_envs, np.int64), [()] * self.num_envs)
 
     def restore(self, episodes: np.ndarray, actions: Sequence[Sequence[np.ndarray] | np.ndarray]) -> np.ndarray:
-        """Begins the given episode in each lane and plays the given actions in it; returns what to act on next."""
+        """Begins the given episode in each lane, replays the given actions in it and returns the observations."""
         self._proven = self._proven or bool(episodes.any()) or any(len(lane) for lane in actions)
         obs = self._blank()
         for lane in range(self.num_envs):
@@ -83,7 +83,7 @@ class EnvPool(Caller):
         return obs
 
     def _replay_lane(self, lane: int, actions: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
-        """Plays actions that were played before; only what the last one leads to is looked at, and rendered."""
+        """Replays actions; only the last observation is computed, and rendered."""
         obs = None
         for left, action in zip(range(len(actions) - 1, -1, -1), actions):
             native = self._native(action)
@@ -94,12 +94,16 @@ class EnvPool(Caller):
             else:
                 obs, _, *ended = self._step_lane(lane, native)
             if any(ended):
-                raise RunFailed(f"{self._where(lane)}: it ended while replayed, so this episode does not repeat")
+                raise RunFailed(f"{self._where(lane)}: it ended during replay, so this episode does not repeat")
         assert obs is not None
         return obs
 
     def step(self, action: np.ndarray) -> Transition:
-        """One action in [-1, 1] for every lane."""
+        """Steps every lane.
+
+        Args:
+            action: [lanes, actions] in [-1, 1].
+        """
         action = self._checked(action)
         native, lanes = self._native(action), range(self.num_envs)
         next_obs, reward = self._blank(), [0.0] * self.num_envs
@@ -122,11 +126,11 @@ class EnvPool(Caller):
     def _restarted(
         self, last: np.ndarray, terminated: list[bool], truncated: list[bool], faults: dict[int, Fault]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The observations with those of new episodes in the lanes that ended or broke, and which did not break."""
+        """First observations of new episodes where one ended or failed, and which lanes did not fail."""
         obs, valid = last.copy(), np.array([lane not in faults for lane in range(self.num_envs)])
         for lane in range(self.num_envs):
             if lane in faults:
-                last[lane] = obs[lane] = self._mended(lane, faults[lane])
+                last[lane] = obs[lane] = self._repaired(lane, faults[lane])
             elif terminated[lane] or truncated[lane]:
                 self._end(lane)
                 obs[lane] = self._start(lane, int(self.episodes[lane]))
@@ -138,11 +142,11 @@ class EnvPool(Caller):
                 self._call(lane, env.close)
 
     def _start(self, lane: int, episode: int) -> np.ndarray:
-        """The first observation of an episode, or of a later one where the environment broke."""
+        """The first observation of an episode, or of a later one if the environment fails."""
         try:
             return self._begin(lane, episode)
         except Fault as fault:
-            return self._mended(lane, fault)
+            return self._repaired(lane, fault)
 
     def _begin(self, lane: int, episode: int) -> np.ndarray:
         self.episodes[lane], self._return[lane], self._length[lane] = episode, 0.0, 0
@@ -150,12 +154,12 @@ class EnvPool(Caller):
         self._check_lane(lane, obs)
         return obs
 
-    def _mended(self, lane: int, fault: Fault) -> np.ndarray:
-        """The first observation of the next episode in an environment made anew."""
+    def _repaired(self, lane: int, fault: Fault) -> np.ndarray:
+        """The first observation of the next episode, in a new environment."""
         while True:
             self._allow(fault)
             if self._length[lane] > 1:
-                self._length[lane] -= 1  # the step that broke gave nothing
+                self._length[lane] -= 1  # the failed step does not count
                 self.finished.append(Finished(lane, self._return[lane], self._length[lane]))
             self.episodes[lane] += 1
             try:
@@ -165,24 +169,24 @@ class EnvPool(Caller):
                 fault = again
 
     def _allow(self, fault: Fault) -> None:
-        """Counts and tells a fault; raises it where the run cannot go on."""
+        """Counts and reports a fault; raises it if the run cannot continue."""
         self.faults += 1
         if self.remake is None or not self._proven or self.max_faults == 0:
             raise fault
         if self.faults > self.max_faults:
-            raise RunFailed(f"{fault}; that is one fault more than --max-faults {self.max_faults} allows") from fault
-        self.tell(
-            f"fault {self.faults} of at most {self.max_faults}: {fault}; its episode was cut and a new one goes on"
+            raise RunFailed(f"{fault}; one fault more than --max-faults {self.max_faults} allows") from fault
+        self.report_fault(
+            f"fault {self.faults} of at most {self.max_faults}: {fault}; its episode was cut and a new one begins"
         )
 
     def _renew(self, lane: int) -> None:
         assert self.remake is not None
         self._length[lane] = 0
-        with suppress(Fault):  # what broke may not close either
+        with suppress(Fault):  # a broken environment may fail to close
             self._call(lane, self.envs[lane].close)
         self.envs[lane] = env = self._call(lane, self.remake)
         if (env.observation_space.shape, env.action_space) != (self.observation_space.shape, self.action_space):
-            raise RunFailed(f"{self._where(lane)}: made anew, it has other observations or actions")
+            raise RunFailed(f"{self._where(lane)}: the new environment has other observations or actions")
 
     def _step_lane(self, lane: int, native: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         self._length[lane] += 1
@@ -227,7 +231,7 @@ class EnvPool(Caller):
             self._check_lane(lane, obs[lane])
 
     def _check_seeding(self) -> bool:
-        """Whether two resets with one seed begin alike; warns where they do not."""
+        """Whether two resets with the same seed agree; warns if not."""
         if np.array_equal(self.reset(), self.reset()):
             return True
         warnings.warn(f"{self._name(0)}: reset ignores its seed, so a run cannot be resumed exactly", stacklevel=3)
@@ -235,7 +239,7 @@ class EnvPool(Caller):
 
 
 def env_name(env: Any) -> str:
-    """What to call an environment in a sentence."""
+    """The name of an environment for messages."""
     if getattr(env, "name", None):
         return env.name
     return env.spec.id if getattr(env, "spec", None) else type(env.unwrapped).__name__

@@ -1,4 +1,4 @@
-"""Which states a run visited, for phase plots and coverage."""
+"""The states that a run visited, for phase plots and coverage."""
 
 import io
 from pathlib import Path
@@ -70,10 +70,10 @@ class StateRecorder:
         kinds = steps.dtype.kind == counts.dtype.kind == "i" and rows.dtype == np.float32
         shapes = rows.ndim == 2 and steps.shape == rows.shape[:1] and counts.shape in ((3,), (4,))
         if not (kinds and shapes and counts[:3].min() > 0 and counts.min() >= 0):
-            raise BadInput(f"{files.shown(path)} does not hold a run's states: restore it from a copy or remove it")
+            raise BadInput(f"{files.printable(path)} does not hold a run's states: restore it from a copy or remove it")
         recorder = cls(int(counts[0]))
         recorder.stride, recorder.seen = int(counts[1]), int(counts[2])
-        recorder.began = int(counts[3]) if len(counts) > 3 else 0  # an older file tells of a run from step 0
+        recorder.began = int(counts[3]) if len(counts) > 3 else 0  # older files hold runs from step 0
         keep = slice(None) if upto is None else steps <= upto
         recorder._keep(steps[keep], rows[keep])
         recorder.seen = min(recorder.seen, max(0, upto - recorder.began)) if upto is not None else recorder.seen

@@ -53,7 +53,7 @@ class VectorPool(EnvPool):
             done = terminated | truncated
             if (done & (start <= t)).any():
                 lane = int(np.flatnonzero(done & (start <= t))[0])
-                raise RunFailed(f"{self._where(lane)}: it ended while replayed, so this episode does not repeat")
+                raise RunFailed(f"{self._where(lane)}: it ended during replay, so this episode does not repeat")
         return obs
 
     def step(self, action: np.ndarray) -> Transition:

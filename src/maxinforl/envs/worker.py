@@ -1,7 +1,7 @@
-"""An environment in a process of its own: it may crash or hang there, and only its lane notices.
+"""An environment in its own process: a crash or hang affects only its lane.
 
-Commands and answers are Python objects in a pipe between two processes of one run; nothing that comes from a file or
-another user is unpickled. A worker ends with its parent, however that dies, and leaves signals to it.
+Commands and answers are pickled objects in a pipe between two processes of one run; nothing from a file or another user
+is unpickled. A worker ends with its parent, however that dies, and ignores signals, which the parent handles.
 """
 
 import atexit
@@ -31,7 +31,7 @@ _running: WeakSet[BaseProcess] = WeakSet()
 
 @atexit.register
 def _kill_all() -> None:
-    """Runs before multiprocessing's own exit, which would wait for workers that nobody closed."""
+    """Runs before multiprocessing's own exit handler, which would wait for workers that were not closed."""
     for process in list(_running):
         process.kill()
 
@@ -39,7 +39,7 @@ def _kill_all() -> None:
 class Worker(gym.Env):
     """Answers `reset`, `step`, `skip` and `close` for the environment that `build` makes in a new process.
 
-    `send` begins a step without waiting, so that workers step side by side; the `step` that follows only collects it.
+    `send` begins a step without waiting, so that workers step in parallel; the `step` that follows collects the result.
     """
 
     def __init__(self, build: Callable[[], gym.Env], timeout: float):
@@ -48,17 +48,17 @@ class Worker(gym.Env):
         self.timeout, self._sent = timeout, False
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, build), daemon=True)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited, until the worker can refuse them
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited, until the worker ignores them itself
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         _running.add(self._process)
-        self._ask("meet")
+        self._ask("wait_ready")
 
-    def meet(self) -> "Worker":
-        """Waits until the environment is built, and learns its spaces and name."""
+    def wait_ready(self) -> "Worker":
+        """Waits until the environment is built, and stores its spaces and name."""
         try:
             self.observation_space, self.action_space, self.name = self._receive(self.timeout + START)
         except BadInput as error:
@@ -92,7 +92,7 @@ class Worker(gym.Env):
             self._kill()
 
     def _ask(self, command: str, argument: Any = None) -> None:
-        with suppress(OSError):  # a worker that is gone is noticed when its answer is missing
+        with suppress(OSError):  # a worker that is gone is detected when its answer is missing
             self._pipe.send((command, argument))
 
     def _receive(self, timeout: float) -> Any:
@@ -118,7 +118,7 @@ class Worker(gym.Env):
         return f"ended with code {code}" if code is not None else "closed its pipe"
 
     def _kill(self) -> None:
-        """Ends the process for good, and gives its handles back at once."""
+        """Ends the process and closes its handles."""
         self._process.kill()
         self._process.join()
         _running.discard(self._process)
@@ -127,7 +127,7 @@ class Worker(gym.Env):
 
 
 def check_sendable(build: Any) -> None:
-    """A new process can only be told to make what it can import."""
+    """BadInput if a new process could not import what makes the environment."""
     try:
         ForkingPickler.dumps(build)
     except Exception as error:
@@ -139,13 +139,13 @@ def check_sendable(build: Any) -> None:
 # ------------------------------------------------------------ in the worker
 
 
-class Host:
+class WorkerServer:
     """The worker's side: a method for every command."""
 
     def __init__(self, build: Callable[[], Any]):
         self.build = build
 
-    def meet(self, _: None) -> tuple[Any, Any, str]:
+    def wait_ready(self, _: None) -> tuple[Any, Any, str]:
         self.env = self.build()
         return self.env.observation_space, self.env.action_space, self.env.name
 
@@ -169,17 +169,23 @@ def serve(pipe: Connection, build: Callable[[], gym.Env]) -> None:
         signal.signal(number, lambda *_: None)  # the parent decides when to stop
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     Thread(target=end_with_parent, daemon=True).start()
-    if "jax" in sys.modules:
-        sys.modules["jax"].config.update("jax_platforms", "cpu")  # a simulator does not take the accelerator
-    host, command = Host(build), ""
+    use_cpu_only()
+    server, command = WorkerServer(build), ""
     with suppress(EOFError, OSError):
         while command != "close":
             command, argument = pipe.recv()
-            pipe.send(attempt(getattr(host, command), argument))
+            pipe.send(attempt(getattr(server, command), argument))
+
+
+def use_cpu_only() -> None:
+    """Leaves the accelerator to the learner: only simulators written in JAX import it here, or a user's own module."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_platforms", "cpu")
 
 
 def attempt(function: Callable, argument: Any) -> tuple[type[Exception] | None, Any]:
-    """What a command gave, or the kind of error it ended in and a sentence."""
+    """The result of a command, or the type of its error and a sentence."""
     try:
         return None, function(argument)
     except (BadInput, RunFailed) as error:

@@ -1,4 +1,4 @@
-"""One wrapper that makes any environment look alike: flat float32 or uint8 frames, repeat, action cost."""
+"""One wrapper for all environments: flat float32 or uint8 frames, action repeat, action cost."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ class Observe(Protocol):
     def __call__(self, raw: Any) -> np.ndarray: ...
 
 
-class Adapted(gym.Wrapper):
+class AdaptedEnv(gym.Wrapper):
     """Any environment with a rank-1 float32 or HxWxC uint8 observation and a rank-1 float32 action in native units.
 
     An action is held for `action_repeat` base steps (fewer if the episode ends); the reward is the sum over them, less
-    `action_cost` times the Euclidean norm of the native action on every base step. `observe` is asked once per step,
-    so frames inside a repeat are never drawn.
+    `action_cost` times the Euclidean norm of the native action on every base step. `observe` is called once per step,
+    so frames inside a repeat are not rendered.
     """
 
     name: str = ""
@@ -46,7 +46,7 @@ class Adapted(gym.Wrapper):
 
     @property
     def observation_parts(self) -> list[tuple[str, int]]:
-        """Names and sizes of what the observation is made of, in order."""
+        """Names and sizes of the observation's parts, in order."""
         parts = getattr(self._observe, "parts", [((), self.observation_space)])
         return [(".".join(map(str, path)) or "observation", spaces.flatdim(part)) for path, part in parts]
 
@@ -55,19 +55,20 @@ class Adapted(gym.Wrapper):
         return self._observe(raw), info
 
     def step(self, action):
-        raw, *rest = self._held(action)
+        raw, *rest = self._repeat(action)
         return self._observe(raw), *rest
 
     def skip(self, action) -> tuple[float, bool, bool]:
-        """A step that nobody looks at: reward and ends, and no frame is drawn."""
-        return self._held(action)[1:4]
+        """A step without an observation: reward, terminated, truncated; no frame is rendered."""
+        return self._repeat(action)[1:4]
 
-    def _held(self, action) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def _repeat(self, action) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         native = action if self._native is None else self._native(action)
         total, steps, done = 0.0, 0, False
         raw = terminated = truncated = info = None
         while steps < self.action_repeat and not done:
-            raw, reward, terminated, truncated, info = self.env.step(native)
+            # a copy, which takes under 1 us: some environments write into it, and the replay stores this very array
+            raw, reward, terminated, truncated, info = self.env.step(np.array(native))
             total += number(reward)
             steps += 1
             done = terminated or truncated
@@ -76,7 +77,7 @@ class Adapted(gym.Wrapper):
         return raw, total, bool(terminated), bool(truncated), dict(info or (), base_steps=steps)
 
 
-class Normalised(gym.Wrapper):
+class NormalizedActions(gym.Wrapper):
     """Takes actions in [-1, 1], clips them and hands on native units."""
 
     def __init__(self, env: gym.Env):
@@ -95,7 +96,7 @@ def clip(action: np.ndarray) -> np.ndarray:
 
 
 def within(action: np.ndarray) -> bool:
-    """Whether `clip` would change nothing, as with an agent's actions; not asked of large arrays, nor said of NaN."""
+    """Whether `clip` would change nothing, as with an agent's actions; False for NaN and for large arrays."""
     return action.size <= SMALL and all(-1.0 <= a <= 1.0 for a in action.reshape(-1).tolist())
 
 
@@ -107,7 +108,9 @@ def rescale(box: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
         return lambda action: action
     if (centre == 0).all():
         scale = np.diag(half)
-        return lambda action: action.dot(scale)  # the same numbers, at a fifth of a ufunc's price on cold caches
+        return lambda action: action.dot(
+            scale
+        )  # the same numbers in a fifth of a ufunc's time, as caches are cold after an update
     if ((centre - half >= low) & (centre + half <= high)).all():
         return lambda action: centre + half * action
     # rounding leads out of some boxes by one unit in the last place

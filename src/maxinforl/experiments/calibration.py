@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from maxinforl.agent import Agent, load
-from maxinforl.deploy.frozen import learner_of
+from maxinforl.deploy.policy_weights import learner_of
 from maxinforl.errors import BadInput
 from maxinforl.experiments.arrays import BoolArray, FloatArray
 from maxinforl.intrinsic import Ensemble

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from maxinforl.experiments.read_runs import LEFT_OUT, Problem
-from maxinforl.files import shown
+from maxinforl.files import printable
 
 
 def plural(n: int, noun: str) -> str:
@@ -26,7 +26,7 @@ def print_problems(problems: Iterable[str], console: Console) -> None:
         kinds[sentence.kind if isinstance(sentence, Problem) else LEFT_OUT].append(sentence)
     for kind, (first, *rest) in kinds.items():
         others = f" ({plural(len(rest), 'other')} likewise)" if rest else ""
-        line = f"{kind}: {shown(first)}{others}"
+        line = f"{kind}: {printable(first)}{others}"
         console.print(line, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from maxinforl.errors import BadInput
 from maxinforl.experiments.arrays import FloatArray
-from maxinforl.files import MiB, read_npz, reading, shown
+from maxinforl.files import MiB, printable, read_npz, reading
 
 TEXT_LIMIT = 64 * MiB
 MAX_METRICS = 1000  # per run
@@ -56,9 +56,9 @@ def _lines(path: Path) -> list[str]:
         except FileNotFoundError:
             return []
         if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{shown(path)} is not a file")
+            raise BadInput(f"{printable(path)} is not a file")
         if status.st_size > TEXT_LIMIT:
-            raise BadInput(f"{shown(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
+            raise BadInput(f"{printable(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
         with path.open("rb") as file:
             text = file.read(TEXT_LIMIT).decode(errors="replace").removesuffix("\n")
             return text.split("\n") if text else []
@@ -72,12 +72,12 @@ class _SkippedLines:
 
     def add(self, number: int, why: object) -> None:
         self.count += 1
-        self.first = self.first or f"line {number}: {shown(str(why))}"
+        self.first = self.first or f"line {number}: {printable(str(why))}"
 
     def report_to(self, path: Path, problems: list[str]) -> None:
         if self.count:
             lines = "a line" if self.count == 1 else f"{self.count} lines"
-            problems.append(f"{shown(path)}: left out {lines} that cannot be read ({self.first})")
+            problems.append(f"{printable(path)}: left out {lines} that cannot be read ({self.first})")
 
 
 def read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
@@ -88,7 +88,7 @@ def read_metrics(path: Path, problems: list[str], names: Container[str] | None) 
     known = dict.fromkeys(itertools.chain.from_iterable(rows))
     kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
     if len(kept) > MAX_METRICS:
-        raise BadInput(f"{shown(path)} has {len(kept)} metrics where at most {MAX_METRICS} are allowed")
+        raise BadInput(f"{printable(path)} has {len(kept)} metrics where at most {MAX_METRICS} are allowed")
     columns = {name: _column([row.get(name) for row in rows]) for name in kept}
     steps = _column([row["step"] for row in rows])
     env_steps = _column([row.get("env_step", row["step"]) for row in rows])
@@ -147,7 +147,7 @@ def read_table(
         return {}
     if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > MAX_METRICS:
         listed = " and ".join(needed)
-        raise BadInput(f"{shown(path)} has no columns {listed}: it is not an evaluation of this version")
+        raise BadInput(f"{printable(path)} has no columns {listed}: it is not an evaluation of this version")
     skipped = _SkippedLines()
     table = dict(zip(header, _csv_rows(lines[1:], header, skipped).T))
     skipped.report_to(path, problems)
@@ -199,7 +199,7 @@ def _series(
     for name, column in columns.items():
         there = np.isfinite(column := column[last])
         if name == "mean_return" and not there.all():
-            problems.append(f"{shown(path)} has returns that are not finite: they were left out")
+            problems.append(f"{printable(path)} has returns that are not finite: they were left out")
         if there.all():
             series[name] = Series(steps, env_steps, column)
         elif there.any():
@@ -211,5 +211,5 @@ def read_states(path: Path) -> tuple[FloatArray, FloatArray]:
     """`step` [M] and `obs` [M, d] of a states.npz; raises `BadInput` if the file is damaged."""
     step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
     if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():
-        raise BadInput(f"{shown(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
+        raise BadInput(f"{printable(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
     return step, obs

@@ -14,7 +14,7 @@ from typing import Any
 from maxinforl.errors import BadInput
 from maxinforl.experiments.arrays import FloatArray
 from maxinforl.experiments.log_files import Series, collect_problems, read_evaluation, read_metrics, read_states
-from maxinforl.files import inside, read_toml, reading, shown
+from maxinforl.files import inside, printable, read_toml, reading
 from maxinforl.training.store import CheckpointStore
 
 DEPTH = 8  # levels below a given directory that are searched for runs
@@ -125,7 +125,7 @@ def _read_logs(
         metrics, logged = read_metrics(inside(folder, "metrics.jsonl"), damage, names)
     if (cut := _is_cut(folder, config, logged, evaluation)) and not reported:
         last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
-        damage.append(f"{shown(folder / 'eval.csv')} is incomplete: {last}, but the run reached {config['steps']}")
+        damage.append(f"{printable(folder / 'eval.csv')} is incomplete: {last}, but the run reached {config['steps']}")
     return {"metrics": metrics, "evaluation": evaluation, "cut": cut}
 
 
@@ -181,5 +181,5 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config, where = {**read_toml(shared), "seed": int(seed[:18])}, shared
     for name, kind in (("algo", str), ("env", str), ("seed", int), ("steps", int)):
         if type(config.get(name)) is not kind:
-            raise BadInput(f"{shown(where)} has no {name}: it is not a run of this version, run it again")
+            raise BadInput(f"{printable(where)} has no {name}: it is not a run of this version, run it again")
     return config

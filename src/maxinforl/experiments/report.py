@@ -24,7 +24,7 @@ from maxinforl.experiments.grouping import label_runs
 from maxinforl.experiments.read_runs import RunLogs, find_runs
 from maxinforl.experiments.summary import ReportData, summarise
 from maxinforl.experiments.tables import TextTable
-from maxinforl.files import MiB, make_directory, reading, shown, write_atomic
+from maxinforl.files import MiB, make_directory, printable, reading, write_atomic
 
 TABS = {
     "overview": "Overview",
@@ -272,7 +272,7 @@ def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") 
       The files: one per tab (curves, profiles, exploration, states), or several if it has more than `PANELS` charts.
     """
     if fmt not in ("png", "pdf", "svg"):
-        raise BadInput(f"figures can be written as png, pdf or svg, not '{shown(fmt)}'")
+        raise BadInput(f"figures can be written as png, pdf or svg, not '{printable(fmt)}'")
     summary, written = _collect(paths), []
     for tab in TABS:
         charts = [chart for chart in summary.charts if chart.tab == tab]

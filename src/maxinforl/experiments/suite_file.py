@@ -88,7 +88,9 @@ def _seeds(value: Any) -> tuple[int, ...]:
     seeds: Any = list(range(value)) if type(value) is int else value
     whole = isinstance(seeds, list) and all(type(s) is int and s >= 0 for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise BadInput(f"'seeds' must be a number of seeds or a list of distinct seeds, not {files.shown(repr(value))}")
+        raise BadInput(
+            f"'seeds' must be a number of seeds or a list of distinct seeds, not {files.printable(repr(value))}"
+        )
     return tuple(seeds)
 
 
@@ -130,7 +132,7 @@ def _resources(table: Any) -> Resources:
 
 def _text(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise BadInput(f"'{key}' must be text, not {files.shown(repr(value))}")
+        raise BadInput(f"'{key}' must be text, not {files.printable(repr(value))}")
     return value
 
 

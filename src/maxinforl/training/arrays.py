@@ -10,9 +10,9 @@ import numpy as np
 
 from maxinforl.core.types import Spec
 from maxinforl.core.update import INIT, stream
-from maxinforl.errors import BadInput, Told
+from maxinforl.errors import BadInput, UserError
 from maxinforl.explore import Strategy
-from maxinforl.files import shown
+from maxinforl.files import printable
 
 
 def named(tree: Any) -> list[tuple[str, Any]]:
@@ -38,7 +38,7 @@ def check_arrays(arrays: dict[str, np.ndarray], like: Any) -> list[str]:
     names = [name for name, _ in leaves]
     if set(names) != set(arrays):
         odd = sorted(set(names) ^ set(arrays))[0]
-        raise BadInput(f"the saved agent does not fit its configuration: '{shown(odd)}' is on one side only")
+        raise BadInput(f"the saved agent does not fit its configuration: '{printable(odd)}' is on one side only")
     for name, leaf in leaves:
         if arrays[name].shape != leaf.shape or arrays[name].dtype != leaf.dtype:
             raise BadInput(f"the saved agent does not fit its configuration: '{name}' has shape {arrays[name].shape}")
@@ -49,8 +49,8 @@ def agent_shapes(strategy: Strategy, spec: Spec) -> Any:
     """The state of an agent as shapes and types; its configuration may come from any file."""
     try:
         return jax.eval_shape(lambda: strategy.init(stream(0, INIT), spec))  # type: ignore[arg-type]
-    except Told:
+    except UserError:
         raise
     except Exception as error:
-        why = shown(f"{type(error).__name__}: {error}".split("\n")[0])
+        why = printable(f"{type(error).__name__}: {error}".split("\n")[0])
         raise BadInput(f"no agent can be made of the configuration ({why}): correct or restore it") from error

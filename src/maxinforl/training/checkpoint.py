@@ -70,7 +70,7 @@ def changed_since(saved: Checkpoint, settings: Settings, strategy: Strategy) -> 
     now, shown = plain_parts(settings, strategy), lambda value: "open" if value is None else str(value)
     differ = [name for name in sorted(saved.meta) if now.get(name) != saved.meta[name]]  # a later version has more
     listed = [f"{name} {shown(saved.meta[name])} and not {shown(now.get(name))}" for name in differ]
-    text = f"the checkpoint at step {saved.step} was made with {files.shown(', '.join(listed))}"
+    text = f"the checkpoint at step {saved.step} was made with {files.printable(', '.join(listed))}"
     if any(flag(name) in differ for name in known_as("fixed")):
         raise BadInput(f"{text}: restore its config.toml from a copy")
     return [f"{text}, which holds from here on"] if differ else []
@@ -229,7 +229,9 @@ def _compare(where: str, found: Mapping[str, np.ndarray], kinds: Kinds) -> None:
     if absent := kinds.keys() - found.keys() - LATER:
         raise BadInput(f"{where} is damaged: it lacks '{min(absent)}', restore it from a copy")
     if extra := found.keys() - kinds.keys():
-        raise BadInput(f"{where} is damaged: {files.shown(repr(min(extra)))} is not part of it, restore it from a copy")
+        raise BadInput(
+            f"{where} is damaged: {files.printable(repr(min(extra)))} is not part of it, restore it from a copy"
+        )
     for name, array in found.items():
         shape, dtype = kinds[name]
         same = len(shape) == array.ndim and all(n in (None, m) for n, m in zip(shape, array.shape))

@@ -18,12 +18,12 @@ from maxinforl.envs import episode_seed, make_pool
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.replay import Transition
 from maxinforl.settings import Settings, pool_options
 from maxinforl.spaces import Spaces
 from maxinforl.training import nonfinite
 from maxinforl.training.arrays import agent_arrays, agent_from, named
 from maxinforl.training.trainer import SeedView, Trainer
+from maxinforl.transition import Transition
 
 CHUNK = 100  # most steps per dispatch: a signal waits for the end of one
 

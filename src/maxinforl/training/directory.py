@@ -50,17 +50,19 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     hint = hint or f"continue it with `maxinforl resume {out}`, or add --overwrite"
     with files.reading(out):
         if out.exists() and not out.is_dir():
-            raise BadInput(f"--out {files.shown(out)} is a file: name a directory")
+            raise BadInput(f"--out {files.printable(out)} is a file: name a directory")
         if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
             return
         own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
     if not own:
-        raise BadInput(f"{files.shown(out)} is not empty and holds no run: name another directory, or empty this one")
+        raise BadInput(
+            f"{files.printable(out)} is not empty and holds no run: name another directory, or empty this one"
+        )
     if not overwrite:
         raise BadInput(f"{out} already holds a run: {hint}")
     with files.reading(out):
         if found := next(foreign_files(out), None):
-            raise BadInput(f"{files.shown(found)} was not written by a run: move it, or name another directory")
+            raise BadInput(f"{files.printable(found)} was not written by a run: move it, or name another directory")
 
 
 def holds_run(path: Path) -> bool:
@@ -168,7 +170,7 @@ def open_run(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{files.shown(out)} cannot be made: {files.meaning(error)}") from None
+        raise BadInput(f"{files.printable(out)} cannot be made: {files.os_error_reason(error)}") from None
     table = {
         "format": FORMAT,
         "algo": title(settings),

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from maxinforl import envs, files
-from maxinforl.envs import Caller, Fault, env_name, episode_seed
+from maxinforl.envs import EnvCaller, Fault, env_name, episode_seed
 from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import missing_extra
@@ -79,7 +79,7 @@ class Stack:
             self.frames[lane] = np.concatenate([self.frames[lane][..., self.channels :], frame], -1)
 
 
-class Evaluator(Caller):
+class Evaluator(EnvCaller):
     """Plays one episode in each of its environments; where one breaks, `makers` make it anew and its episode begins
     again, `TRIES` times in an evaluation."""
 
@@ -144,7 +144,7 @@ class Evaluator(Caller):
         if self._tries == 0:
             raise Fault(f"{fault}, one fault more than the {TRIES} that an evaluation survives") from fault
         self._tries -= 1
-        self.tell(f"{fault}; it was made anew, and its episode begins again")
+        self.report_fault(f"{fault}; it was made anew, and its episode begins again")
         with suppress(Fault):
             self._call(lane, self.envs[lane].close)
         self.envs[lane] = self._call(lane, self.makers[lane])

@@ -1,7 +1,8 @@
 """One process per run directory: `with RunLock(directory): ...`.
 
-The kernel's lock on `lock.json` ends with the process, however it dies; the file's content says who holds it, and
-guards where the kernel cannot: on file systems without locks and on those shared between hosts.
+The kernel's lock on `lock.json` ends with the process, however it dies. The file names its owner (pid, host, start
+time), which also protects the run where the kernel cannot: on file systems without locks or shared between hosts.
+The `filelock` package would replace only `_lock`: it raises on file systems without locks, and knows no owner.
 """
 
 import fcntl
@@ -15,14 +16,14 @@ from typing import Any
 
 from maxinforl import files
 from maxinforl.errors import BadInput
-from maxinforl.files import inside, shown
+from maxinforl.files import inside, printable
 
 LOCK = "lock.json"
 _held: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """A forked worker that outlives the run must not keep its lock."""
+    """A forked process that outlives the run must not keep its lock."""
     for file in _held:
         with suppress(OSError):
             os.close(file)
@@ -53,7 +54,7 @@ class RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let go; the empty file stays, because removing it could let two processes lock two files of one name."""
+        """Release; the empty file stays, because removing it could let two processes lock two files of one name."""
         if self._file in _held:
             os.ftruncate(self._file, 0)
             _held.discard(self._file)
@@ -65,9 +66,9 @@ def _claim(path: Path, file: int) -> None:
     free = _lock(file)
     owner = holder(path)
     if owner and owner["host"] != socket.gethostname():
-        raise BadInput(f"{_said(path, owner)}: if that process is gone, delete {shown(path)}")
+        raise BadInput(f"{_in_use_message(path, owner)}: if that process is gone, delete {printable(path)}")
     if not free or (owner and _alive(owner)):
-        raise BadInput(f"{_said(path, owner)}: wait for it, stop it, or use another directory")
+        raise BadInput(f"{_in_use_message(path, owner)}: wait for it, stop it, or use another directory")
     pid, since = os.getpid(), time.strftime("%FT%T%z")
     me = {"pid": pid, "host": socket.gethostname(), "born": _born(pid), "since": since}
     os.ftruncate(file, 0)
@@ -76,7 +77,7 @@ def _claim(path: Path, file: int) -> None:
 
 
 def _lock(file: int) -> bool:
-    """Take the kernel's lock; True also where there are none, and the content must decide."""
+    """Take the kernel's lock; True also where there are none and the content of the file must decide."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -87,7 +88,7 @@ def _lock(file: int) -> bool:
 
 
 def holder(path: Path) -> dict[str, Any] | None:
-    """Who a lock file says holds the run; None if nobody or if it was cut short while being written."""
+    """The owner that a lock file names; None if there is none, or if its process was killed while writing it."""
     with suppress(BadInput):
         match files.read_json(path, limit=4 * files.KiB):
             case {"pid": int(pid), "host": str(host), "born": str(born), "since": str(since)}:
@@ -101,20 +102,20 @@ def in_use(directory: files.PathLike) -> bool:
     return owner is not None and owner["host"] == socket.gethostname() and _alive(owner)
 
 
-def _said(path: Path, owner: dict[str, Any] | None) -> str:
+def _in_use_message(path: Path, owner: dict[str, Any] | None) -> str:
     if owner is None:
-        return f"{shown(path.parent)} is in use by another process"
-    who = f"pid {owner['pid']} on host {shown(owner['host'])} since {shown(owner['since'])}"
-    return f"{shown(path.parent)} is in use by {who}"
+        return f"{printable(path.parent)} is in use by another process"
+    who = f"pid {owner['pid']} on host {printable(owner['host'])} since {printable(owner['since'])}"
+    return f"{printable(path.parent)} is in use by {who}"
 
 
 def _alive(owner: dict[str, Any]) -> bool:
-    """Whether that very process runs, not one that was given its number later."""
+    """Whether that process still runs, not a later one with the same pid."""
     return owner["born"] != "" and _born(owner["pid"]) == owner["born"]
 
 
 def _born(pid: int) -> str:
-    """The boot and clock tick at which a process began; empty if it is gone (or the system cannot tell)."""
+    """The boot and clock tick at which a process started; empty if it is gone (or the system does not say)."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # the name in brackets may hold anything; the state follows it, and the start time is 19 fields on

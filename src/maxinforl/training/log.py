@@ -29,7 +29,7 @@ class RunFiles:
 
     def __init__(self, directory: Path):
         self.metrics, self.evals = directory / "metrics.jsonl", directory / "eval.csv"
-        self.sums = {path.name: files.summary(path) for path in (self.metrics, self.evals)}
+        self.sums = {path.name: files.log_checksum(path) for path in (self.metrics, self.evals)}
         if not self.evals.exists():
             self._append(self.evals, EVAL_COLUMNS)
 
@@ -62,13 +62,13 @@ class RunFiles:
     def truncate(self, step: int, saved: Mapping[str, np.ndarray] = {}) -> list[str]:
         """Drops what was logged after a step, so that a resumed run continues its own files; a sentence for each that
         is not what a checkpoint there `saved` of it."""
-        files.cut_lines(self.evals, lambda line: line.startswith("step") or evaluated_step(line) <= step)
+        files.filter_lines(self.evals, lambda line: line.startswith("step") or evaluated_step(line) <= step)
         if self.metrics.exists():
-            files.cut_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
+            files.filter_lines(self.metrics, lambda line: json.loads(line)["step"] <= step)
         return [
-            f"{files.shown(path)} is not what it was at step {step}: lines of it were changed or lost, check it"
+            f"{files.printable(path)} is not what it was at step {step}: lines of it were changed or lost, check it"
             for path in (self.metrics, self.evals)
-            if path.name in saved and saved[path.name].tolist() != [*files.summary(path)]
+            if path.name in saved and saved[path.name].tolist() != [*files.log_checksum(path)]
         ]
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ def load_bad_batch(path: str | Path) -> tuple[Batch, np.ndarray, dict[str, Any]]
         nth = backup("nstep") if "batch/nstep/reward" in arrays else None
         return Batch(part("obs"), part("action"), backup("one"), nth, part("gamma")), arrays["key"], facts
     except KeyError as error:
-        raise BadInput(f"{files.shown(path)} is not a batch that a run stopped at: it lacks {error}") from None
+        raise BadInput(f"{files.printable(path)} is not a batch that a run stopped at: it lacks {error}") from None
 
 
 def replay_bad_batch(agent: Agent, path: str | Path) -> dict[str, float]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from rich.markup import escape
 
-from maxinforl.envs import Caller, Watchdog
+from maxinforl.envs import EnvCaller, Watchdog
 from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.explore import Strategy
@@ -278,7 +278,7 @@ class Session:
             self.callbacks.add(self.stop_at)
         callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
         for caller in [] if self.progress.quiet else callers:
-            caller.tell = lambda sentence: self.progress.say(escape(sentence))
+            caller.report_fault = lambda sentence: self.progress.say(escape(sentence))
 
     def _reached(self, directory: Path, threshold: float) -> bool:
         return reached(directory, threshold, self.trainer.step)
@@ -435,7 +435,7 @@ def restored_run(view: SeedView, saved: Saved, env: Any, eval_env: Any, report: 
     return SeedRun(view, evaluator, directory, recorder, store)
 
 
-def evaluators(settings: Settings, runs: Sequence[SeedRun]) -> list[Caller]:
+def evaluators(settings: Settings, runs: Sequence[SeedRun]) -> list[EnvCaller]:
     """Those that call environments of this process; workers have a time limit of their own."""
     apart = settings.workers and not settings.video
     return [run.evaluator for run in runs if run.evaluator is not None and not apart]
@@ -443,10 +443,10 @@ def evaluators(settings: Settings, runs: Sequence[SeedRun]) -> list[Caller]:
 
 @contextmanager
 def watched(
-    settings: Settings, callers: list[Caller], end_hung: Callable[[str], None] | None = None
-) -> Iterator[list[Caller]]:
+    settings: Settings, callers: list[EnvCaller], end_hung: Callable[[str], None] | None = None
+) -> Iterator[list[EnvCaller]]:
     """Watches calls into environments of this process; callers that are added to the list are watched, too."""
-    watching: list[Caller] = [] if settings.workers else callers
+    watching: list[EnvCaller] = [] if settings.workers else callers
     with Watchdog(settings.env_timeout, watching, *([] if end_hung is None else [end_hung])):
         yield watching
 

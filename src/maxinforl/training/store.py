@@ -1,20 +1,19 @@
-"""Checkpoints of one run: the last K good ones, each written beside training and costing only what is new.
+"""Checkpoints of one run: the last K, written in the background, each only what is new since the one before.
 
     checkpoints/step-000010000/manifest.json        what this checkpoint is, with the checksums of its files
     checkpoints/step-000010000/state.safetensors    the agent and everything else that is not replay
     checkpoints/replay/segment-000010000.safetensors
 
-Replay rows never change once the head is two beyond them, so each checkpoint adds one segment with the rows from the
-one before the previous head on. A segment names the one before it with its checksum and the manifest names only the
-newest, so that nothing written grows with the replay. Whatever has its final name is whole; all else is swept away by
-the next save.
+Replay rows no longer change once the head is two rows past them, so each checkpoint adds one segment with the rows from
+the previous head on. A segment names its predecessor with its checksum and the manifest names only the newest, so the
+size of a checkpoint does not grow with the replay. Whatever has its final name is complete; the next save removes
+everything else.
 """
 
 import math
 import os
 import platform
 import re
-import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ import numpy as np
 
 from maxinforl import files
 from maxinforl.errors import BadInput, RunFailed
-from maxinforl.files import Arrays, inside, shown
+from maxinforl.files import Arrays, inside, printable
 
 FORMAT = 1
 NUMBER = "([0-9]{9}|[1-9][0-9]{9,14})"  # exactly what `_step_name` writes, so that number and name stand for each other
@@ -64,7 +63,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at a step; `warnings` tell of newer checkpoints that are bad, `drift` of a machine that is not the same."""
+    """A run at a step; `warnings` name newer checkpoints that are damaged, `drift` differences of the platform."""
 
     step: int
     state: Arrays
@@ -75,14 +74,14 @@ class Checkpoint:
 
 
 class NewerFormat(BadInput):
-    """A checkpoint of a later maxinforl: nothing is wrong with it, so an older one must not take its place."""
+    """A checkpoint of a later maxinforl. It is not damaged, so no older one is loaded in its place."""
 
 
-# --- surroundings --------------------------------------------------------------------------------------------------
+# --- the platform --------------------------------------------------------------------------------------------------
 
 
-def surroundings() -> dict[str, Any]:
-    """What decides whether a resumed run repeats bit for bit; None where it cannot be known."""
+def platform_info() -> dict[str, Any]:
+    """Versions, processor and XLA settings: what decides whether a resumed run is bit-identical; None if unknown."""
     jax = sys.modules.get("jax")
     return {
         **_packages(),
@@ -126,12 +125,12 @@ def _processor() -> str:
 
 
 def drift(saved: Mapping[str, Any]) -> tuple[str, ...]:
-    """One sentence for each way in which these surroundings differ from recorded ones."""
-    here = surroundings()
+    """One sentence for each way in which this platform differs from a recorded one."""
+    here = platform_info()
     known = [name for name in here if saved.get(name) is not None and here[name] is not None]
-    said = lambda value: shown(str(value)) or "nothing"
+    text = lambda value: printable(str(value)) or "nothing"
     return tuple(
-        f"saved with {name} {said(saved[name])} and resumed with {said(here[name])}: it may not repeat bit for bit"
+        f"saved with {name} {text(saved[name])} and resumed with {text(here[name])}: the run may not be bit-identical"
         for name in known
         if saved[name] != here[name]
     )
@@ -141,11 +140,11 @@ def drift(saved: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class _Record(NamedTuple):
-    """How one file refers to another; file names are made from step numbers and never read from a file."""
+    """A reference from one file to another; file names are made from step numbers, never read from a file."""
 
     step: int
     bytes: int
-    seal: str
+    checksum: str
 
 
 class _Replay(NamedTuple):
@@ -158,7 +157,7 @@ class _Replay(NamedTuple):
 class _Manifest(NamedTuple):
     state: _Record
     replay: _Replay | None
-    surroundings: dict[str, Any]
+    platform: dict[str, Any]
     meta: dict[str, Any]
 
 
@@ -171,20 +170,20 @@ class _Segment(NamedTuple):
     previous: _Record | None
 
 
-def _need(condition: bool, path: Path, problem: str) -> None:
+def _require(condition: bool, path: Path, problem: str) -> None:
     if not condition:
-        raise BadInput(f"{shown(path)} is damaged: {problem}, restore it from a copy")
+        raise BadInput(f"{printable(path)} is damaged: {problem}, restore it from a copy")
 
 
-def _counts(*values: Any) -> bool:
+def _are_counts(*values: Any) -> bool:
     return all(type(value) is int and 0 <= value < COUNT_LIMIT for value in values)
 
 
 def _record(value: Any, path: Path) -> _Record:
     match value:
-        case {"step": step, "bytes": size, "seal": str(seal)} if _counts(step, size):
-            return _Record(step, size, seal)
-    raise BadInput(f"{shown(path)} is damaged: it does not say which file it needs, restore it from a copy")
+        case {"step": step, "bytes": size, "checksum": str(checksum)} if _are_counts(step, size):
+            return _Record(step, size, checksum)
+    raise BadInput(f"{printable(path)} is damaged: it does not say which file it needs, restore it from a copy")
 
 
 def _read_manifest(directory: Path, step: int) -> _Manifest:
@@ -192,34 +191,36 @@ def _read_manifest(directory: Path, step: int) -> _Manifest:
     value = files.read_sealed_json(path)
     found = value.get("format") if isinstance(value, dict) else None
     if isinstance(found, int) and found > FORMAT:
-        raise NewerFormat(f"{shown(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
+        raise NewerFormat(f"{printable(path)} has format {found} and this maxinforl reads {FORMAT}: upgrade maxinforl")
     match value:
-        case {"step": at, "state": state, "replay": replay, "surroundings": dict(where), "meta": dict(meta)}:
+        case {"step": at, "state": state, "replay": replay, "platform": dict(where), "meta": dict(meta)}:
             record = _record(state, path)
-            _need(found == FORMAT and at == record.step == step, path, "it is not the manifest of this step")
+            _require(found == FORMAT and at == record.step == step, path, "it is not the manifest of this step")
             return _Manifest(record, None if replay is None else _read_replay(replay, path), where, meta)
-    raise BadInput(f"{shown(path)} is damaged: it lacks what a checkpoint needs, restore it from a copy")
+    raise BadInput(f"{printable(path)} is damaged: it lacks what a checkpoint needs, restore it from a copy")
 
 
 def _read_replay(value: Any, path: Path) -> _Replay:
     match value:
         case {"capacity": size, "heads": list(heads), "oldest": oldest, "newest": newest} if heads:
-            _need(_counts(size, oldest, *heads) and size > 0, path, "its replay has impossible numbers")
+            _require(_are_counts(size, oldest, *heads) and size > 0, path, "its replay has impossible numbers")
             return _Replay(size, heads, oldest, _record(newest, path))
-    raise BadInput(f"{shown(path)} is damaged: it does not describe its replay, restore it from a copy")
+    raise BadInput(f"{printable(path)} is damaged: it does not describe its replay, restore it from a copy")
 
 
 def _read_segment(directory: Path, record: _Record) -> _Segment:
     path = inside(directory, _segment_name(record.step))
-    arrays, meta = files.load_arrays(path, seal=record.seal, limit=record.bytes)
+    arrays, meta = files.load_arrays(path, checksum=record.checksum, limit=record.bytes)
     columns = {name.removeprefix(COLUMN): arrays[name] for name in arrays if name.startswith(COLUMN)}
     first, length = (arrays.get(name, np.empty(0)) for name in ("first", "length"))
     per_lane = first.shape == length.shape == (first.size,) and first.dtype == length.dtype == np.int64
-    _need(per_lane and _counts(*first.tolist(), *length.tolist()), path, "its lanes have impossible numbers")
+    _require(per_lane and _are_counts(*first.tolist(), *length.tolist()), path, "its lanes have impossible numbers")
     rows = sum(length.tolist())
-    _need(bool(columns) and all(c.shape[:1] == (rows,) for c in columns.values()), path, "its columns differ in length")
+    _require(
+        bool(columns) and all(c.shape[:1] == (rows,) for c in columns.values()), path, "its columns differ in length"
+    )
     previous = None if meta.get("previous") is None else _record(meta["previous"], path)
-    _need(previous is None or previous.step < record.step, path, "it follows a later segment")
+    _require(previous is None or previous.step < record.step, path, "it follows a later segment")
     return _Segment(path, record, first, length, columns, previous)
 
 
@@ -260,23 +261,25 @@ class _Rebuild:
 
     def __init__(self, replay: _Replay, newest: _Segment, lossy: bool):
         heads = np.array(replay.heads)
-        self.capacity, self.kinds = replay.capacity, _kinds(newest.columns)
-        self.low = _lowest(heads, replay.capacity)
+        self.capacity, self.row_types = replay.capacity, _row_types(newest.columns)
+        self.low = _oldest_rows(heads, replay.capacity)
         self.missing = heads + 1  # of each lane, the rows from `low` up to here are still to be filled
         count = self.missing - self.low
         self.offset = np.cumsum(count) - count
-        row = sum(dtype.itemsize * math.prod(shape) for shape, dtype in self.kinds.values())
+        row = sum(dtype.itemsize * math.prod(shape) for shape, dtype in self.row_types.values())
         total = sum(count.tolist())
         held = 1 << 46 if lossy else _size(newest.path.parent)  # what segments lack is allocated but never touched
-        _need(total < COUNT_LIMIT and total * row <= held, newest.path, "its manifest claims more rows than there are")
-        self.columns = {name: np.empty((total, *shape), dtype) for name, (shape, dtype) in self.kinds.items()}
+        _require(
+            total < COUNT_LIMIT and total * row <= held, newest.path, "its manifest claims more rows than there are"
+        )
+        self.columns = {name: np.empty((total, *shape), dtype) for name, (shape, dtype) in self.row_types.items()}
 
     def fill(self, segment: _Segment) -> bool:
         """Take the missing rows that a segment has; True when none is missing any more."""
-        same = _kinds(segment.columns) == self.kinds and segment.first.shape == self.low.shape
-        _need(same, segment.path, "it is of another replay")
+        same = _row_types(segment.columns) == self.row_types and segment.first.shape == self.low.shape
+        _require(same, segment.path, "it is of another replay")
         reaches = (segment.first + segment.length >= self.missing) | (self.missing <= self.low)
-        _need(bool(reaches.all()), segment.path, "rows after it are missing")
+        _require(bool(reaches.all()), segment.path, "rows after it are missing")
         begin = np.minimum(np.maximum(segment.first, self.low), self.missing)
         source = begin - segment.first + np.cumsum(segment.length) - segment.length
         target, count = begin - self.low + self.offset, self.missing - begin
@@ -299,12 +302,12 @@ class _Rebuild:
         return Rows(self.capacity, lanes)
 
 
-def _kinds(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+def _row_types(columns: Mapping[str, np.ndarray]) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of a row in each column."""
     return {name: (column.shape[1:], np.dtype(column.dtype)) for name, column in columns.items()}
 
 
-def _lowest(heads: np.ndarray, capacity: int) -> np.ndarray:
+def _oldest_rows(heads: np.ndarray, capacity: int) -> np.ndarray:
     """The oldest row of each lane that its ring still holds."""
     return np.maximum(heads - capacity + 1, 0)
 
@@ -319,36 +322,36 @@ class _Link(NamedTuple):
     first: np.ndarray
 
 
-class _Line(NamedTuple):
-    """What is durable of the history this process goes on from; replaced as a whole, and only when a save is."""
+class _History(NamedTuple):
+    """What is durable of the checkpoints this process continues from; replaced as a whole when a save is durable."""
 
     good: Mapping[int, int] = {}  # step of each kept checkpoint -> step of the oldest segment it needs
     heads: tuple[int, ...] = ()
     chain: tuple[_Link, ...] = ()  # the segments of the latest checkpoint, oldest first
-    kinds: Mapping[str, Any] = {}  # shape and type of a row in each column
+    row_types: Mapping[str, Any] = {}  # shape and type of a row in each column
 
     @property
     def latest(self) -> int | None:
         return max(self.good, default=None)
 
-    def grown(self, rows: Rows, segment: _Link) -> "_Line":
-        """This line with one more segment, without those that fell out of the ring."""
+    def with_segment(self, rows: Rows, segment: _Link) -> "_History":
+        """With one more segment, and without those whose rows were all overwritten."""
         heads, chain = tuple(lane.head for lane in rows.lanes), [*self.chain, segment]
-        low = _lowest(np.array(heads), rows.capacity)
+        low = _oldest_rows(np.array(heads), rows.capacity)
         while len(chain) > 1 and (chain[1].first <= low).all():
             del chain[0]
-        return self._replace(heads=heads, chain=tuple(chain), kinds=_kinds(rows.lanes[0].columns))
+        return self._replace(heads=heads, chain=tuple(chain), row_types=_row_types(rows.lanes[0].columns))
 
-    def kept(self, step: int, keep: int) -> "_Line":
-        """This line with one more checkpoint, and only the last `keep`."""
+    def with_checkpoint(self, step: int, keep: int) -> "_History":
+        """With one more checkpoint, and only the last `keep`."""
         good = {**self.good, step: self.chain[0].record.step if self.chain else step}
         return self._replace(good={s: good[s] for s in sorted(good)[-keep:]})
 
 
-def _describe_replay(line: _Line, capacity: int) -> dict[str, Any]:
+def _describe_replay(history: _History, capacity: int) -> dict[str, Any]:
     """What a manifest says of the replay, as `_read_replay` reads it."""
-    oldest, newest = line.chain[0].record, line.chain[-1].record
-    return {"capacity": capacity, "heads": line.heads, "oldest": oldest.step, "newest": newest._asdict()}
+    oldest, newest = history.chain[0].record, history.chain[-1].record
+    return {"capacity": capacity, "heads": history.heads, "oldest": oldest.step, "newest": newest._asdict()}
 
 
 class CheckpointStore:
@@ -358,10 +361,10 @@ class CheckpointStore:
         if keep < 1:
             raise BadInput(f"keep is {keep} and must be at least 1 checkpoint")
         self.directory, self.keep = Path(directory), keep
-        self._line = _Line()
+        self._history = _History()
         self._swept = False
         self._writer: ThreadPoolExecutor | None = None
-        self._flight: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def steps(self) -> list[int]:
         """The steps of the checkpoints on disk, good or not, oldest first."""
@@ -372,7 +375,7 @@ class CheckpointStore:
     def saved_upto(self, lanes: int) -> list[int]:
         """The row of each lane from which the next save must carry on: the last head, whose row was provisional."""
         self.wait()
-        return list(self._line.heads) or [0] * lanes
+        return list(self._history.heads) or [0] * lanes
 
     def save(self, step: int, state: Mapping[str, Any], rows: Rows | None, meta: Mapping[str, Any]) -> None:
         """Write a checkpoint and return when it is durable; a step saved before stays as it is."""
@@ -383,22 +386,22 @@ class CheckpointStore:
         """Begin to write a checkpoint once the previous one is done; the arrays must be copies nobody changes."""
         self.wait()
         step = int(step)
-        if step in self._line.good:
+        if step in self._history.good:
             return
         self._check_step(step)
         if rows is not None:
             self._check_rows(rows)
         self._writer = self._writer or ThreadPoolExecutor(1, "checkpoint")
-        self._flight = self._writer.submit(self._write, step, dict(state), rows, dict(meta))
+        self._pending = self._writer.submit(self._write, step, dict(state), rows, dict(meta))
 
     def wait(self) -> None:
         """Wait for the checkpoint being written; RunFailed says why there is none, and the older ones are kept."""
-        if self._flight is None:
+        if self._pending is None:
             return
         try:
-            self._flight.result()
+            self._pending.result()
         finally:
-            self._flight = None if self._flight.done() else self._flight
+            self._pending = None if self._pending.done() else self._pending
 
     def close(self) -> None:
         """Wait for the last checkpoint and end the thread that writes."""
@@ -416,22 +419,27 @@ class CheckpointStore:
         self.close()
 
     def restart(self) -> None:
-        """Give up every checkpoint, so that the next save begins a new history; it sweeps away their segments."""
-        with self._kept():
+        """Remove every checkpoint; the next save begins a new history and removes their segments."""
+        with self._naming_what_is_kept():
             for step in self.steps():
                 self._discard(self.directory / _step_name(step))
-            self._line, self._swept = _Line(), False
+            self._history, self._swept = _History(), False
 
     def _check_step(self, step: int) -> None:
-        latest, there = self._line.latest, self.steps()
+        latest, there = self._history.latest, self.steps()
         if latest is None and there:
-            raise BadInput(f"{shown(self.directory)} holds checkpoints up to step {there[-1]}: resume or go elsewhere")
-        if not _counts(step) or step < (latest or 0):
+            raise BadInput(
+                f"{printable(self.directory)} holds checkpoints up to step {there[-1]}: resume or go elsewhere"
+            )
+        if not _are_counts(step) or step < (latest or 0):
             raise BadInput(f"a checkpoint at step {step} cannot follow the one at step {latest}")
 
     def _check_rows(self, rows: Rows) -> None:
-        heads, kinds = self._line.heads or (0,) * len(rows.lanes), self._line.kinds or _kinds(rows.lanes[0].columns)
-        if len(rows.lanes) != len(heads) or any(_kinds(lane.columns) != kinds for lane in rows.lanes):
+        heads, row_types = (
+            self._history.heads or (0,) * len(rows.lanes),
+            self._history.row_types or _row_types(rows.lanes[0].columns),
+        )
+        if len(rows.lanes) != len(heads) or any(_row_types(lane.columns) != row_types for lane in rows.lanes):
             raise BadInput("the replay's lanes or columns are not those of the checkpoint before")
         for index, (lane, head) in enumerate(zip(rows.lanes, heads, strict=True)):
             full = lane.length == rows.capacity
@@ -441,24 +449,26 @@ class CheckpointStore:
                 raise BadInput(f"{given} do not go on from row {head} in a replay of {rows.capacity} rows")
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """Say of every failure what is still there."""
+    def _naming_what_is_kept(self) -> Iterator[None]:
+        """Add to every error which checkpoint is still there."""
         try:
             with files.writing(self.directory):
                 yield
         except (RunFailed, MemoryError) as problem:
             self._swept = False
-            latest = self._line.latest
+            latest = self._history.latest
             kept = "there is no older checkpoint" if latest is None else f"the checkpoint at step {latest} is kept"
             raise RunFailed(f"{problem or 'the checkpoint does not fit in memory'}; {kept}") from None
 
     def _write(self, step: int, state: Arrays, rows: Rows | None, meta: dict[str, Any]) -> None:
-        with self._kept():
+        with self._naming_what_is_kept():
             self._sweep()
-            line = self._line if rows is None else self._line.grown(rows, self._write_segment(step, rows))
-            line = line.kept(step, self.keep)
-            self._publish(step, state, meta, None if rows is None else _describe_replay(line, rows.capacity))
-            self._line = line
+            history = (
+                self._history if rows is None else self._history.with_segment(rows, self._write_segment(step, rows))
+            )
+            history = history.with_checkpoint(step, self.keep)
+            self._publish(step, state, meta, None if rows is None else _describe_replay(history, rows.capacity))
+            self._history = history
             self._remove_old()
 
     def _sweep(self) -> None:
@@ -479,21 +489,21 @@ class CheckpointStore:
         first = np.array([lane.first for lane in lanes], np.int64)
         length = np.array([lane.length for lane in lanes], np.int64)
         columns = {COLUMN + name: np.concatenate([lane.columns[name] for lane in lanes]) for name in names}
-        previous = self._line.chain[-1].record._asdict() if self._line.chain else None
+        previous = self._history.chain[-1].record._asdict() if self._history.chain else None
         path = self.directory / _segment_name(step)
-        seal = files.save_arrays(path, {"first": first, "length": length, **columns}, {"previous": previous})
-        return _Link(_Record(step, path.stat().st_size, seal), first)
+        checksum = files.save_arrays(path, {"first": first, "length": length, **columns}, {"previous": previous})
+        return _Link(_Record(step, path.stat().st_size, checksum), first)
 
     def _publish(self, step: int, state: Arrays, meta: dict[str, Any], replay: dict[str, Any] | None) -> None:
         """Write a checkpoint under a temporary name and give it its own when it is whole."""
-        folder = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        folder = self.directory / files.temporary_name()
         final = self.directory / _step_name(step)
         try:
             folder.mkdir()
             path = folder / "state.safetensors"
-            seal = files.save_arrays(path, state)
-            record = _Record(step, path.stat().st_size, seal)._asdict()
-            head = {"format": FORMAT, "step": step, "surroundings": surroundings()}
+            checksum = files.save_arrays(path, state)
+            record = _Record(step, path.stat().st_size, checksum)._asdict()
+            head = {"format": FORMAT, "step": step, "platform": platform_info()}
             files.write_sealed_json(folder / "manifest.json", {**head, "state": record, "replay": replay, "meta": meta})
             if os.path.lexists(final):  # damaged, or of a history that was given up when an older checkpoint was loaded
                 self._discard(final)
@@ -501,28 +511,28 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        files.stage("checkpoint renamed")
+        files.atomic.crash_point("checkpoint renamed")
         files.sync_directory(self.directory)
 
     def _remove_old(self) -> None:
         """Remove what no kept checkpoint needs, checkpoints before their segments."""
-        line = self._line
-        for step in set(self.steps()) - line.good.keys():
+        history = self._history
+        for step in set(self.steps()) - history.good.keys():
             self._discard(self.directory / _step_name(step))
         files.sync_directory(self.directory)
-        files.stage("old checkpoints removed")
-        oldest, chain = min(line.good.values()), {link.record.step for link in line.chain}
+        files.atomic.crash_point("old checkpoints removed")
+        oldest, chain = min(history.good.values()), {link.record.step for link in history.chain}
         for step in _numbers(self.directory / "replay", SEGMENT):
             given_up = step not in chain and step > min(chain, default=step)
             if step < oldest or given_up:
                 os.unlink(self.directory / _segment_name(step))
-                files.stage("old segment removed")
+                files.atomic.crash_point("old segment removed")
 
     def _discard(self, folder: Path) -> None:
         """Take a checkpoint's name away before its files, so that it is never seen half removed."""
-        nameless = self.directory / (files.TEMPORARY + secrets.token_hex(8))
+        nameless = self.directory / files.temporary_name()
         os.replace(folder, nameless)
-        files.stage("old checkpoint unnamed")
+        files.atomic.crash_point("old checkpoint unnamed")
         files.remove(nameless)
 
     # loading
@@ -536,14 +546,16 @@ class CheckpointStore:
         there = self.steps()
         if not there or (step is not None and step not in there):
             wanted = "no checkpoint" if step is None else f"no checkpoint at step {step}"
-            raise BadInput(f"{shown(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none"))
+            raise BadInput(
+                f"{printable(self.directory)} holds {wanted}: it has " + (", ".join(map(str, there)) or "none")
+            )
         problems: list[str] = []
         for without in (False, True) if lossy else (False,):
             problems.clear()
             for candidate in reversed(there) if step is None else [step]:
                 try:
-                    said = tuple(f"{p}; going back to step {candidate}" for p in problems)
-                    return self._load(candidate, rows, said, without)
+                    warnings = tuple(f"{p}; going back to step {candidate}" for p in problems)
+                    return self._load(candidate, rows, warnings, without)
                 except NewerFormat:
                     raise
                 except BadInput as problem:
@@ -553,16 +565,18 @@ class CheckpointStore:
     def _load(self, step: int, rows: bool, warnings: tuple[str, ...], lossy: bool) -> Checkpoint:
         manifest = _read_manifest(self.directory, step)
         path = inside(self.directory, f"{_step_name(step)}/state.safetensors")
-        state, _ = files.load_arrays(path, seal=manifest.state.seal, limit=manifest.state.bytes)
+        state, _ = files.load_arrays(path, checksum=manifest.state.checksum, limit=manifest.state.bytes)
         replay = None
         if rows:
-            replay, line, said = self._load_rows(manifest.replay, lossy) if manifest.replay else (None, _Line(), ())
-            self._line, warnings = line._replace(good=self._readable(step)), (*warnings, *said)
-        return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.surroundings))
+            replay, history, lost = (
+                self._load_rows(manifest.replay, lossy) if manifest.replay else (None, _History(), ())
+            )
+            self._history, warnings = history._replace(good=self._readable(step)), (*warnings, *lost)
+        return Checkpoint(step, state, replay, manifest.meta, warnings, drift(manifest.platform))
 
-    def _load_rows(self, replay: _Replay, lossy: bool) -> tuple[Rows, _Line, tuple[str, ...]]:
-        """The rows, what later saves go on from, and where older rows are lost a sentence that says so."""
-        chain, rebuild, said = [], None, ()
+    def _load_rows(self, replay: _Replay, lossy: bool) -> tuple[Rows, _History, tuple[str, ...]]:
+        """The rows, the history that later saves continue, and a warning if older rows are lost."""
+        chain, rebuild, warnings = [], None, ()
         with files.reading(self.directory):
             try:
                 for segment in self._segments(replay.newest):
@@ -573,15 +587,15 @@ class CheckpointStore:
                         break
                 else:
                     last = self.directory / _segment_name(chain[0].record.step)
-                    raise BadInput(f"{shown(last)} is damaged: rows before it are missing, restore it from a copy")
+                    raise BadInput(f"{printable(last)} is damaged: rows before it are missing, restore it from a copy")
             except BadInput as problem:
                 if not lossy or not chain or rebuild is None or (rebuild.missing > replay.heads).any():
                     raise
-                said = (
-                    f"{problem}; the run goes on without the {rebuild.lost} oldest rows of its replay, and is not the "
-                    "run that it would have been",
+                warnings = (
+                    f"{problem}; the run continues without the {rebuild.lost} oldest rows of its replay, and is no "
+                    "longer bit-identical to an uninterrupted run",
                 )
-        return rebuild.rows(), _Line({}, tuple(replay.heads), tuple(chain), rebuild.kinds), said
+        return rebuild.rows(), _History({}, tuple(replay.heads), tuple(chain), rebuild.row_types), warnings
 
     def _segments(self, record: _Record | None) -> Iterator[_Segment]:
         """A segment and those before it, newest first."""
@@ -605,7 +619,7 @@ class CheckpointStore:
 
 
 def describe(directory: files.PathLike) -> dict[str, str]:
-    """What there is to know about a run's checkpoints, for people."""
+    """A summary of a run's checkpoints for `maxinforl inspect`: label to text."""
     store = CheckpointStore(directory)
     steps = store.steps()
     facts = {"checkpoints": ", ".join(f"step {step}" for step in steps) or "none"}
@@ -619,7 +633,7 @@ def describe(directory: files.PathLike) -> dict[str, str]:
     size = sum(array.nbytes for array in latest.state.values())
     facts["state"] = f"{len(latest.state)} arrays, {size / files.MiB:.1f} MiB"
     if replay:
-        lowest = _lowest(np.array(replay.heads), replay.capacity)
+        lowest = _oldest_rows(np.array(replay.heads), replay.capacity)
         count = sum(head + 1 - low for head, low in zip(replay.heads, lowest.tolist(), strict=True))
         size = _size(store.directory / "replay") / files.MiB
         facts["replay"] = f"{count} rows of {len(replay.heads)} x {replay.capacity}, {size:.1f} MiB"

@@ -18,12 +18,13 @@ from maxinforl.envs import EnvPool
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
-from maxinforl.replay import Replay, Transition, row_bytes
+from maxinforl.replay import Replay, row_bytes
 from maxinforl.settings import Settings, check_updates
 from maxinforl.spaces import Spaces
 from maxinforl.system import memory
 from maxinforl.training import nonfinite
 from maxinforl.training.log import Window
+from maxinforl.transition import Transition
 
 SHORTEST = 20  # episodes at least this long lose nothing to the row that each one's end takes
 UNREAD = 256  # most steps whose metrics stay on the device

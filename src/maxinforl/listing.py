@@ -1,4 +1,4 @@
-"""What `maxinforl list` prints."""
+"""The tables of `maxinforl list`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(*columns: str) -> Table:
 
 
 def screen() -> Console:
-    """The terminal as wide as it is; elsewhere wide enough for one line each."""
+    """A console as wide as the terminal; 160 columns where the output is no terminal."""
     return Console() if sys.stdout.isatty() else Console(width=160)
 
 

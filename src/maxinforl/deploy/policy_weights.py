@@ -1,4 +1,4 @@
-"""The part of an agent that acts when it does not explore: one feed-forward network, as NumPy arrays."""
+"""The deterministic policy of an agent as NumPy arrays: one feed-forward network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learner_of(state: Any) -> Learner:
 def weights_of(agent: Agent) -> Arrays:
     """Convolutions and projection where there are any, then dense layers; a Gaussian's last one gives its mean alone.
 
-    Whatever the policy, the deterministic action is tanh of that network: nothing else has to travel.
+    The deterministic action of every policy here is tanh of that network, so nothing else is exported.
     """
     base, params = agent.strategy.base, learner_of(agent.acting_state()[1]).params
     if not isinstance(base.policy, (SquashedGaussian, NoisyDeterministic)):
