@@ -31,8 +31,8 @@ Expected = Mapping[str, tuple[tuple[int, ...], Any]]
 # --- safetensors -------------------------------------------------------------------------------------------------
 # Read and written without the safetensors package. Its `save_file` makes files that only their owner may read, leaves
 # temporary files under names of its own when it is killed, and reports a full disk as text. Its reader would save no
-# line, because limits, types, booleans and the seal must be checked in any case. Every file is sealed: its header begins
-# with the SHA-256 of the file, computed with that digest blanked.
+# line, because limits, types, booleans and the seal must be checked in any case. Every file is sealed: its header
+# begins with the SHA-256 of the file, computed with that digest blanked.
 
 
 def save_arrays(path: PathLike, arrays: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> str:
