@@ -1,41 +1,38 @@
 """Arrays in safetensors files with a checksum, and in .npz files for others to read."""
 
 import math
-import os
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import chain
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from maxinforl.errors import BadInput, RunFailed, UserError
+from maxinforl.errors import BadInput, RunFailed
 from maxinforl.files.atomic import MiB, write_atomic
 from maxinforl.files.problems import FileProblem, PathLike, printable
-from maxinforl.files.tables import BLANK, digest, dump_json, parse_json, regular_file
+from maxinforl.files.tables import BLANK, digest, dump_json, parse_json, read_exactly, regular_file
 
 GiB = 1 << 30
-CHUNK = 1 << 18  # bytes read at once to compute a checksum
 FORMAT = 1
-HEADER_LIMIT = 1 * MiB  # the safetensors package allows 100 MB, which would take several times as much memory to parse
+HEADER_LIMIT = 1 * MiB
 START = b'{"__metadata__":{"sha256":"'
-CODES = {
-    "|b1": "BOOL", "|u1": "U8", "|i1": "I8", "<u2": "U16", "<i2": "I16", "<u4": "U32", "<i4": "I32",
-    "<u8": "U64", "<i8": "I64", "<f2": "F16", "<f4": "F32", "<f8": "F64",
+DTYPES = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
+    "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
+CODES = {name: code for code, name in DTYPES.items()}
 
 Arrays = dict[str, np.ndarray]
 Expected = Mapping[str, tuple[tuple[int, ...], Any]]
 
 
 # --- safetensors -------------------------------------------------------------------------------------------------
-# Written here, because `safetensors.numpy.save_file` makes files that only their owner may read and leaves temporary
-# files under names of its own when it is killed. Every file is sealed: its header begins with the SHA-256 of the file,
-# computed with that digest blanked.
+# Read and written without the safetensors package. Its `save_file` makes files that only their owner may read, leaves
+# temporary files under names of its own when it is killed, and reports a full disk as text. Its reader would save no
+# line, because limits, types, booleans and the seal must be checked in any case. Every file is sealed: its header
+# begins with the SHA-256 of the file, computed with that digest blanked.
 
 
 def save_arrays(path: PathLike, arrays: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> str:
@@ -88,76 +85,82 @@ def load_arrays(
     >>> arrays, meta = load_arrays("weights.safetensors")
     """
     with regular_file(path, limit) as (file, size):
-        _check_start(os.pread(file, 8 + len(START), 0), size)
-        with _safetensors_errors(), safe_open(path, framework="np", backend="pread") as content:
-            # not with mmap, which would end the process with SIGBUS if the file were cut while it is read
-            meta = _read_meta(content.metadata() or {})
-            _check_types(content)
-            _check_seal(file, checksum)
-            arrays = content.get_tensors()
-        _check_booleans(arrays)
+        head, header = _read_header(file, size)
+        meta = _read_meta(header.pop("__metadata__"))
+        layout = _layout(header, size - len(head))
+        data = read_exactly(file, size - len(head))
+        found = _check_seal(head, data)
+        if checksum not in (None, found):
+            raise FileProblem("is not the file that was recorded here: restore it from a copy")
+        arrays = {name: _array(data, *place) for name, place in layout.items()}
         if expect is not None:
             _check_expected(arrays, expect)
     return arrays, meta
 
 
-def _check_start(first: bytes, size: int) -> None:
+def _read_header(file: int, size: int) -> tuple[bytes, dict[str, Any]]:
+    """The bytes before the data, and the header in them."""
+    first = read_exactly(file, min(size, 8 + len(START))).tobytes()
     length = int.from_bytes(first[:8], "little")
     if first[8:] != START[: len(first[8:])] or length > HEADER_LIMIT:
         raise FileProblem("is not an array file written by maxinforl, or its beginning is damaged")
     if not len(first) < 8 + length <= size:
         raise FileProblem("is cut short: restore it from a copy")
+    head = first + read_exactly(file, 8 + length - len(first)).tobytes()
+    return head, parse_json(head[8:])
 
 
-@contextmanager
-def _safetensors_errors() -> Iterator[None]:
-    """Errors of the package, and of NumPy for shapes that it cannot hold."""
-    try:
-        yield
-    except (SafetensorError, ValueError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise FileProblem(f"is damaged or cut short: {printable(str(error))}, restore it from a copy") from None
-
-
-def _check_types(content: safe_open) -> None:
-    """Rejects what `save_arrays` never writes, such as bfloat16, for which the package would import other modules."""
-    for name in content.offset_keys():
-        if (code := content.get_slice(name).get_dtype()) not in CODES.values():
-            raise FileProblem(f"is damaged: {printable(repr(name))} has the unknown type {printable(code)}")
-
-
-def _check_seal(file: int, recorded: str | None) -> None:
+def _check_seal(head: bytes, data: np.ndarray) -> str:
+    """The checksum in the header, once it is known to be that of the file."""
     start, end = 8 + len(START), 8 + len(START) + len(BLANK)
-    found = os.pread(file, len(BLANK), start)
-    if found != digest(chain([os.pread(file, start, 0), BLANK], _chunks(file, end))):
+    if head[start:end] != digest([head[:start], BLANK, head[end:], data]):
         raise FileProblem("is damaged: its content does not match its checksum, restore it from a copy")
-    if recorded not in (None, found.decode()):
-        raise FileProblem("is not the file that was recorded here: restore it from a copy")
+    return head[start:end].decode()
 
 
-def _chunks(file: int, position: int) -> Iterator[bytes]:
-    while chunk := os.pread(file, CHUNK, position):
-        yield chunk
-        position += len(chunk)
-
-
-def _read_meta(metadata: dict[str, str]) -> dict[str, Any]:
+def _read_meta(metadata: dict[str, Any]) -> dict[str, Any]:
     version, text = metadata.get("format"), metadata.get("meta")
     if version != str(FORMAT):
         raise FileProblem(
             f"has format {printable(repr(version))} where this maxinforl reads {FORMAT}: use a matching version"
         )
-    meta = None if text is None else parse_json(text.encode())
+    meta = parse_json(text.encode()) if isinstance(text, str) else None
     if not isinstance(meta, dict):
         raise FileProblem("is damaged: its header holds no meta, restore it from a copy")
     return meta
 
 
-def _check_booleans(arrays: Arrays) -> None:
-    for name, array in arrays.items():
-        if array.dtype.kind == "b" and array.size and array.view(np.uint8).max() > 1:
-            raise FileProblem(f"is damaged: {printable(repr(name))} has invalid boolean bytes, restore it from a copy")
+Place = tuple[np.dtype, tuple[int, ...], int, int]
+
+
+def _layout(header: dict[str, Any], size: int) -> dict[str, Place]:
+    """Where each array lies; together they must fill the data exactly, in order."""
+    layout, end = {}, 0
+    for name, entry in header.items():
+        dtype, shape, begin, stop = _entry(name, entry)
+        if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
+            raise FileProblem(f"is damaged: wrong size of the array {printable(repr(name))}, restore it from a copy")
+        layout[name], end = (dtype, shape, begin, stop), stop
+    if end != size:
+        problem = "is cut short" if end > size else "is damaged"
+        raise FileProblem(f"{problem}: its header declares {end} bytes of data, not {size}, restore it from a copy")
+    return layout
+
+
+def _entry(name: str, entry: Any) -> Place:
+    match entry:
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [begin, stop]}:
+            whole = all(type(n) is int and n >= 0 for n in (*shape, begin, stop))
+            # NumPy counts elements as if empty axes had length 1, and in 64 bits
+            if code in DTYPES and whole and len(shape) <= 32 and math.prod(max(n, 1) for n in shape) < 1 << 56:
+                return np.dtype(DTYPES[code]), tuple(shape), begin, stop
+    raise FileProblem(f"is damaged: wrong entry for the array {printable(repr(name))}, restore it from a copy")
+
+
+def _array(data: np.ndarray, dtype: np.dtype, shape: tuple[int, ...], begin: int, end: int) -> np.ndarray:
+    if dtype.kind == "b" and end > begin and data[begin:end].max() > 1:
+        raise FileProblem("is damaged: it has invalid boolean bytes, restore it from a copy")
+    return data[begin:end].view(dtype).reshape(shape)
 
 
 def _check_expected(arrays: Arrays, expect: Expected) -> None:

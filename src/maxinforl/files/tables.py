@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from maxinforl.errors import BadInput
@@ -36,9 +37,21 @@ def regular_file(path: PathLike, limit: int) -> Iterator[tuple[int, int]]:
         yield file, status.st_size
 
 
+def read_exactly(file: int, size: int) -> np.ndarray:
+    """The next `size` bytes, without a second copy."""
+    buffer = np.empty(size, np.uint8)
+    view = buffer.data
+    while view:
+        count = os.readv(file, [view])
+        if count == 0:
+            raise FileProblem("is cut short")
+        view = view[count:]
+    return buffer
+
+
 def _read_bytes(path: PathLike, limit: int) -> bytes:
-    with regular_file(path, limit) as (fd, size), open(fd, "rb", closefd=False) as file:
-        return file.read(size)
+    with regular_file(path, limit) as (file, size):
+        return read_exactly(file, size).tobytes()
 
 
 # --- parsing -----------------------------------------------------------------------------------------------------
