@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from maxinforl.agent import make_trainer
-from maxinforl.core.update import unpack
+from maxinforl.core.program import unpack
 from maxinforl.experiments.speed import best
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.loop import Trainer

@@ -10,7 +10,9 @@ import maxinforl
 from maxinforl.algorithms import BASES
 
 # SAC with five critics of which two are bootstrapped, read by their mean, with layer norm and two updates per step.
-BASE = replace(BASES["sac"], critics=5, subset=2, reading="mean", layer_norm=True, utd=2)
+BASE = replace(
+    BASES["sac"], critics=5, num_min_critics=2, critic_reduction="mean", layer_norm=True, policy_delay=2, update_ratio=2
+)
 
 
 def main(steps: int = 5_000) -> None:

@@ -30,8 +30,9 @@ from core_helpers import (
 )
 from maxinforl.algorithms import BASES
 from maxinforl.core import networks
+from maxinforl.core.program import Program
 from maxinforl.core.types import Backup, Batch, clock
-from maxinforl.core.update import STEP, Program, TrainState, stream, update
+from maxinforl.core.update import STEP, TrainState, stream, update
 from maxinforl.explore import Fixed, MaxInfo, Plain
 from maxinforl.replay import Replay
 
@@ -73,7 +74,7 @@ def test_maxinfo_without_weight_is_its_base(base):
 
 def test_redq_with_two_of_two_critics_is_sac():
     """REDQ is two integers and a reading: without them the value itself is SAC's."""
-    assert replace(BASES["redq"], critics=2, subset=2, utd=1, reading="min") == BASES["sac"]
+    assert replace(BASES["redq"], critics=2, num_min_critics=2, policy_delay=1, critic_reduction="min") == BASES["sac"]
 
 
 @pytest.mark.parametrize("base", ["sac", "redq"])
@@ -114,7 +115,7 @@ def test_one_step_is_nstep_one():
 
 def test_scanned_updates_are_single_ones():
     """`updates=4` in rounds of two critic steps: four critic, two actor and four model steps, each with its key."""
-    base = replace(DESCENT, critics=3, reading="mean", utd=2)
+    base = replace(DESCENT, critics=3, critic_reduction="mean", policy_delay=2)
     agent = MaxInfo(base, DescentGain(), DescentWeight())
     program = Program(agent, SPEC, batch_size=8, updates=4)
     s = train_state(program)
@@ -134,12 +135,14 @@ def test_scanned_updates_are_single_ones():
 
 
 @pytest.mark.parametrize(
-    ("updates", "utd", "rounds"),
+    ("updates", "policy_delay", "rounds"),
     [(1, 1, 1), (4, 1, 4), (1, 20, 1), (4, 20, 1), (40, 20, 2), (5, 2, 1), (6, 4, 1), (9, 2, 3)],
 )
-def test_every_update_asked_for_happens(updates, utd, rounds):
+def test_every_update_asked_for_happens(updates, policy_delay, rounds):
     program = Program(small("sac"), SPEC, updates=updates)
-    program = replace(program, agent=replace(program.agent, base=replace(program.agent.base, utd=utd)))
+    program = replace(
+        program, agent=replace(program.agent, base=replace(program.agent.base, policy_delay=policy_delay))
+    )
     assert program.rounds == rounds and updates % program.rounds == 0
 
 

@@ -30,8 +30,7 @@ from core_helpers import (
 )
 from maxinforl.algorithms import BASES
 from maxinforl.core.actor_critic import ActorCritic, polyak
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import Linear
+from maxinforl.core.policies import Linear, NoisyDeterministic
 from maxinforl.core.types import Latents, Shaping
 from maxinforl.core.update import update
 from maxinforl.explore import Fixed, MaxInfo, Plain, Tied
@@ -133,9 +132,9 @@ def test_the_actors_gradient_flows_through_the_ensemble():
     changed = lambda a, b: np.abs(a.params.actor.head.layers[0].weight - b.params.actor.head.layers[0].weight).max()
     assert changed(after.learner, elsewhere.learner) > 1e-4
     assert same(after.model, s.model)
-    untouched = lambda s: (s.learner.params.critic, s.learner.slow.critic, s.learner.value_opt)
+    untouched = lambda s: (s.learner.params.critic, s.learner.target.critic, s.learner.value_opt)
     assert same(untouched(after), untouched(s))
-    close(after.learner.slow.actor, polyak(s.learner.slow.actor, after.learner.params.actor, DESCENT.tau))
+    close(after.learner.target.actor, polyak(s.learner.target.actor, after.learner.params.actor, DESCENT.tau))
 
 
 def test_the_critic_step_leaves_the_actor_alone():
@@ -143,10 +142,10 @@ def test_the_critic_step_leaves_the_actor_alone():
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s, batch = fresh(agent), batches()
     after, _, seen = quick(lambda s, b: agent.critic_step(s, b, KEY, NOW))(s, batch)
-    kept = lambda s: (s.learner.params.actor, s.learner.slow.actor, s.learner.alpha, s.model, s.scale, s.weight)
+    kept = lambda s: (s.learner.params.actor, s.learner.target.actor, s.learner.alpha, s.model, s.scale, s.weight)
     assert same(kept(after), kept(s))
     assert not same(after.learner.params.critic, s.learner.params.critic)
-    close(after.learner.slow.critic, polyak(s.learner.slow.critic, after.learner.params.critic, DESCENT.tau))
+    close(after.learner.target.critic, polyak(s.learner.target.critic, after.learner.params.critic, DESCENT.tau))
     np.testing.assert_array_equal(seen.next_z, batch.one.next_obs)
 
 
@@ -161,14 +160,14 @@ class Rightness(DescentGain):
         return action[..., 0]
 
 
-def held(slow_mean, seed=0, key=KEY):
-    """ln alpha2 after an actor step in which the target policy's actions centre on `slow_mean`, the policy's on 0."""
+def held(target_mean, seed=0, key=KEY):
+    """ln alpha2 after an actor step in which the target policy's actions centre on `target_mean`, the policy's on 0."""
     agent = MaxInfo(DESCENT, Rightness(), DescentWeight())
     s = fresh(agent, seed)
     narrow = [-6.0, -6.0]
-    actors = lambda s: (s.learner.params.actor, s.learner.slow.actor)
+    actors = lambda s: (s.learner.params.actor, s.learner.target.actor)
     actor = constant_actor(s.learner.params.actor, [0.0, 0.0], narrow)
-    slow = constant_actor(s.learner.params.actor, [slow_mean, 0.0], narrow)
+    slow = constant_actor(s.learner.params.actor, [target_mean, 0.0], narrow)
     return float(improved(agent, eqx.tree_at(actors, s, (actor, slow)), batches(), key).weight.log)
 
 
@@ -188,12 +187,12 @@ def test_the_target_policy_starts_as_the_policy():
     """Item 14: equal at the start, so with shared noise the slack is 0."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s, batch = fresh(agent), batches()
-    assert same(s.learner.slow.actor, s.learner.params.actor)
-    assert same(s.learner.slow.critic, s.learner.params.critic)
+    assert same(s.learner.target.actor, s.learner.params.actor)
+    assert same(s.learner.target.critic, s.learner.params.critic)
     base = agent.base
     _, _, improvement = quick(lambda s: base.actor_step(s, batch, nothing(batch), KEY, NOW))(s.learner)
     shared = jax.random.split(KEY)[0]
-    slow = quick(lambda s: base.slow_action(s, batch.obs, shared, NOW))(s.learner)
+    slow = quick(lambda s: base.target_action(s, batch.obs, shared, NOW))(s.learner)
     np.testing.assert_allclose(slow, improvement.action, rtol=1e-5, atol=1e-6)
 
 
@@ -201,13 +200,13 @@ def test_slow_networks_are_the_recursion_of_their_fast_ones():
     """Item 14: after k updates slow equals (1 - tau) slow + tau fast applied k times; there is one encoder."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s = fresh(agent)
-    actor, critic = s.learner.slow.actor, s.learner.slow.critic
+    actor, critic = s.learner.target.actor, s.learner.target.critic
     for i in range(3):
         s = run(agent, s, seed=i)
         actor = polyak(actor, s.learner.params.actor, 0.005)
         critic = polyak(critic, s.learner.params.critic, 0.005)
-    close((s.learner.slow.actor, s.learner.slow.critic), (actor, critic))
-    assert not hasattr(s.learner.slow, "encoder")
+    close((s.learner.target.actor, s.learner.target.critic), (actor, critic))
+    assert not hasattr(s.learner.target, "encoder")
 
 
 def test_alpha1_rises_iff_the_entropy_is_below_minus_the_number_of_actions():
@@ -287,7 +286,9 @@ def test_optimism_follows_the_learners_online_critics():
     agent = small("oac")
     s, obs = fresh(agent), batches().obs
     base, learner = agent.base, s.learner
-    learner = eqx.tree_at(lambda s: s.slow.critic, learner, fresh(agent, 7).learner.params.critic)  # not the slow ones
+    learner = eqx.tree_at(
+        lambda s: s.target.critic, learner, fresh(agent, 7).learner.params.critic
+    )  # not the slow ones
     out = base.pi(learner.params.actor, obs)
     q = lambda a: base.q(learner.params.critic, obs, a)[0]
     want, _ = base.policy.sample(base.optimism(base.policy, out, q), KEY)
@@ -300,7 +301,7 @@ def test_optimism_follows_the_learners_online_critics():
 
 def test_two_distinct_target_critics_per_update():
     """Item 18: the minimum of two of four, never of one critic twice, one draw for the batch and for all channels."""
-    base = Descent(critics=4, subset=2, channels=2)
+    base = Descent(critics=4, num_min_critics=2, channels=2)
     batch = batches(gamma=1.0)
     batch = batch._replace(one=batch.one._replace(reward=jnp.zeros(8), discount=jnp.ones(8)))
     s = constant_critics(fresh(Plain(base)).learner, [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]])
@@ -331,7 +332,9 @@ def test_all_critics_learn_and_the_actor_only_at_the_end_of_a_round():
             steps.append("model")
             return super().model_step(*args)
 
-    agent = Counting(replace(DESCENT, critics=3, reading="mean", utd=3), DescentGain(), DescentWeight())
+    agent = Counting(
+        replace(DESCENT, critics=3, critic_reduction="mean", policy_delay=3), DescentGain(), DescentWeight()
+    )
     jax.eval_shape(lambda s: update(agent, s, batches(3), KEY, NOW), fresh(agent))
     assert steps[-3:] == ["critic", "actor", "model"]
     assert set(zip(steps[:-3:2], steps[1:-3:2])) == {("critic", "model")}  # the body of the scan
@@ -378,12 +381,19 @@ def test_the_papers_numbers():
     """Spec 3.1, 3.3, 3.5 and 3.20; DroQ (Hiraoka et al. 2022); DDPG with TD3's twin critics and clipped noise."""
     sac, redq, oac = BASES["sac"], BASES["redq"], BASES["oac"]
     droq, ddpg = BASES["droq"], BASES["ddpg"]
-    assert (droq.critics, droq.subset, droq.reading, droq.utd) == (2, 2, "mean", 20)
-    assert droq == replace(sac, reading="mean", layer_norm=True, dropout=0.01, utd=20)
+    assert (droq.critics, droq.num_min_critics, droq.critic_reduction, droq.policy_delay) == (2, 2, "mean", 20)
+    assert droq == replace(sac, critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20)
     assert ddpg == replace(sac, policy=NoisyDeterministic(clip=0.5), noise=Linear(0.2, 0.2, 1))
     assert sac == ActorCritic()
-    assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.subset) == (0.99, 0.005, 3e-4, 1.0, 2, 2)
-    assert (sac.hidden, sac.reading, sac.utd, sac.nstep) == ((256, 256), "min", 1, 1)
-    assert (redq.critics, redq.subset, redq.reading, redq.utd) == (10, 2, "mean", 20)
+    assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.num_min_critics) == (
+        0.99,
+        0.005,
+        3e-4,
+        1.0,
+        2,
+        2,
+    )
+    assert (sac.hidden, sac.critic_reduction, sac.policy_delay, sac.nstep) == ((256, 256), "min", 1, 1)
+    assert (redq.critics, redq.num_min_critics, redq.critic_reduction, redq.policy_delay) == (10, 2, "mean", 20)
     assert (oac.optimism.beta, oac.optimism.shift) == (4.66, 6.86)
     assert isinstance(MaxInfo().intrinsic, InfoGain) and MaxInfo().weight.start == 1.0

@@ -15,9 +15,7 @@ from maxinforl.core.actor_critic import ActorCritic, polyak
 from maxinforl.core.multiplier import HIGH, LOW, Fixed, Tuned
 from maxinforl.core.networks import MLP, RELU_GAIN, Dense, LayerNorm, initial_weight, orthogonal, stacked
 from maxinforl.core.normalizer import Normalizer
-from maxinforl.core.optimism import Optimism
-from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian, constant
 from maxinforl.errors import BadInput
 from maxinforl.intrinsic import Disagreement, InfoGain
 

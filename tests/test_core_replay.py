@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from core_helpers import quick, same, shrink, transition
 from maxinforl.algorithms import algorithm
+from maxinforl.core.program import Program
 from maxinforl.core.types import Spec, clock
-from maxinforl.core.update import Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.replay import Replay, Transition, row_bytes
 
 KEY = jax.random.key(0)
@@ -110,8 +111,8 @@ def test_both_flags_count_as_a_termination():
 def test_the_endless_backup_bootstraps_whatever_ended():
     """Spec 1.4: what non-episodic intrinsic critics use."""
     batch = sampler(16, 0.5, 1)(line([1, 2], [(0, "term")]), KEY)
-    np.testing.assert_array_equal(batch.endless.discount, 0.5)
-    np.testing.assert_array_equal(batch.endless.next_obs, batch.one.next_obs)
+    np.testing.assert_array_equal(batch.non_episodic.discount, 0.5)
+    np.testing.assert_array_equal(batch.non_episodic.next_obs, batch.one.next_obs)
 
 
 # ------------------------------------------------------------ against a naive list
@@ -298,5 +299,5 @@ def test_a_step_copies_no_column(lanes):
     replay = jax.eval_shape(lambda: Replay.create(lanes, rows, (3,), jnp.float32, 1))
     learner = jax.eval_shape(lambda: agent.init(jax.random.key(0), program.spec))
     state = TrainState(learner, replay, jax.eval_shape(clock), jax.ShapeDtypeStruct((), jnp.uint32))
-    memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
+    memory = jax.jit(program.train_step, donate_argnums=0).lower(state, t).compile().memory_analysis()
     assert memory.temp_size_in_bytes < rows * lanes / 4  # of the narrowest column

@@ -15,8 +15,7 @@ from core_helpers import NOW, close, constant_critics, finite, fresh, leaves, qu
 from maxinforl.algorithms import BASES, NOISES, algorithm, compose, with_noise
 from maxinforl.core.encoders import Pixels
 from maxinforl.core.multiplier import Fixed, Tuned
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, constant
 from maxinforl.core.types import Shaping
 from maxinforl.errors import BadInput
 from maxinforl.explore import MaxInfo
@@ -52,7 +51,7 @@ def test_bases_are_the_papers_values():
     drq, drqv2 = BASES["drq"], BASES["drqv2"]
     assert drq == replace(BASES["sac"], encoder=Pixels())
     assert (drq.lr, drq.tau, drq.nstep, drq.alpha.start, drq.encoder.latent) == (3e-4, 0.005, 1, 1.0, 50)
-    assert (drqv2.lr, drqv2.tau, drqv2.nstep, drqv2.utd, drqv2.hidden) == (1e-4, 0.01, 3, 1, (256, 256))
+    assert (drqv2.lr, drqv2.tau, drqv2.nstep, drqv2.policy_delay, drqv2.hidden) == (1e-4, 0.01, 3, 1, (256, 256))
     assert drqv2.policy == NoisyDeterministic(clip=0.3) and drqv2.encoder == Pixels()
     assert BASES["drm"] == replace(drqv2, plasticity=BASES["drm"].plasticity)
 
@@ -135,13 +134,13 @@ def test_the_critic_regresses_on_targets_of_the_encoder_before_the_step():
     agent = named("drqv2", noise=constant(0.0))
     base, data, state = agent.base, batches(3, None), fresh(agent, spec=SPEC)
     # a slow critic unlike the fast one
-    state = eqx.tree_at(lambda s: s.learner.slow, state, fresh(agent, 1, SPEC).learner.slow)
+    state = eqx.tree_at(lambda s: s.learner.target, state, fresh(agent, 1, SPEC).learner.target)
     _, metrics, _ = critic_step(agent)(state, data)
 
     def loss(s):
         features = base.encoder.features(s.params.encoder, data.nstep.next_obs)  # type: ignore[union-attr]
         a = jnp.tanh(base.pi(s.params.actor, features))
-        y = data.nstep.reward + data.nstep.discount * base.q(s.slow.critic, features, a)[0].min(0)  # type: ignore[union-attr]
+        y = data.nstep.reward + data.nstep.discount * base.q(s.target.critic, features, a)[0].min(0)  # type: ignore[union-attr]
         q = base.q(s.params.critic, base.encoder.features(s.params.encoder, data.obs), data.action)
         return jnp.square(q[0] - y).mean()
 
@@ -152,21 +151,21 @@ def test_14_there_is_one_encoder_and_heads_lag():
     agent = named("maxinfo-drq")
     state = fresh(agent, spec=SPEC)
     after = run(agent, state, batches(1)).learner
-    assert not [name for name in leaves(after.slow) if "encoder" in name]
+    assert not [name for name in leaves(after.target) if "encoder" in name]
     tau = agent.base.tau
-    slow = jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, state.learner.slow.actor, after.params.actor)
-    close(after.slow.actor, slow)
-    assert not same(after.slow.critic, after.params.critic)
+    slow = jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, state.learner.target.actor, after.params.actor)
+    close(after.target.actor, slow)
+    assert not same(after.target.critic, after.params.critic)
 
 
 def test_latents_come_through_the_slow_trunk_of_the_augmented_batch():
     agent = named("maxinfo-drqv2")
     base, data, state = agent.learner, batches(3, None), fresh(agent, spec=SPEC).learner
-    state = eqx.tree_at(lambda s: s.slow, state, fresh(agent, 1, SPEC).learner.slow)
+    state = eqx.tree_at(lambda s: s.target, state, fresh(agent, 1, SPEC).learner.target)
     found = quick(lambda s: base.latents(s, data))(state)
     features = [base.encoder.features(state.params.encoder, x) for x in (data.obs, data.one.next_obs)]
-    np.testing.assert_allclose(found.z, state.slow.critic.trunk(features[0]), atol=1e-5)
-    np.testing.assert_allclose(found.next_z, state.slow.critic.trunk(features[1]), atol=1e-5)
+    np.testing.assert_allclose(found.z, state.target.critic.trunk(features[0]), atol=1e-5)
+    np.testing.assert_allclose(found.next_z, state.target.critic.trunk(features[1]), atol=1e-5)
     np.testing.assert_allclose(found.extra, base.encoder.extra(features[0]), atol=1e-5)
     np.testing.assert_array_equal(found.reward, data.one.reward)
     assert found.z.shape == (6, LATENT) and not jnp.allclose(found.z, state.params.critic.trunk(features[0]))
@@ -293,7 +292,7 @@ def test_next_actions_of_the_two_critics_have_their_own_noise():
     base, data, state = agent.learner, batches(3, None), fresh(agent, spec=SPEC).learner
     data = data._replace(one=data.nstep._replace(), nstep=data.nstep)  # type: ignore[union-attr]
     alike = eqx.tree_at(  # both channels the same critic
-        lambda s: s.slow.critic.heads, state, jax.tree.map(lambda x: jnp.stack([x[0]] * 2), state.slow.critic.heads)
+        lambda s: s.target.critic.heads, state, jax.tree.map(lambda x: jnp.stack([x[0]] * 2), state.target.critic.heads)
     )
     copied = data.one._replace(next_obs=data.one.next_obs + 0)
     shaping = Shaping(backup=(None, copied), weight=(1.0, 1.0))
@@ -336,5 +335,5 @@ def test_noise_follows_the_schedule_in_updates_and_when_acting():
 
 
 def test_maxinfo_cannot_be_driven_by_curiosity_on_pixels():
-    with pytest.raises(BadInput, match="curiosity needs the observed next state"):
+    with pytest.raises(BadInput, match="Curiosity does not implement score"):
         compose("drqv2", "maxinfo", "curiosity")

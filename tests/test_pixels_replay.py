@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from core_helpers import constant_critics, fresh, quick
-from maxinforl.core.schedules import constant
+from maxinforl.core.policies import constant
+from maxinforl.core.program import Program
 from maxinforl.core.types import Shaping, Spec, clock
-from maxinforl.core.update import Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.replay import Replay, Transition, row_bytes
 from maxinforl.training.evaluate import Stack
 from pixel_helpers import SPEC, named
@@ -116,7 +117,7 @@ def test_23_learners_regress_on_those_returns(algo):
     state = constant_critics(state, [[3.0, 5.0], [7.0, 11.0]][: learner.channels])
     replay = played(["", "", "terminated", "", "truncated", "", ""], side=16)
     batch = replay.sample(KEY, (32,), GAMMA, 3)
-    gain = batch.endless._replace(reward=jnp.full(32, 0.5))
+    gain = batch.non_episodic._replace(reward=jnp.full(32, 0.5))
     shaping = Shaping() if learner.channels == 1 else Shaping((None, gain), (1.0, 1.0))
     y = quick(lambda s, b: learner.target(s, b, learner.latents(s, b), KEY, clock(), shaping))(state, batch)
     frame = np.rint(np.asarray(batch.action[:, 0]) * 100).astype(int)
@@ -196,7 +197,7 @@ def test_a_whole_step_of_training_writes_in_place():
     like = lambda dtype, *shape: jax.ShapeDtypeStruct((1, *shape), dtype)
     frame, flag = like(jnp.uint8, 16, 16, 3), like(jnp.bool_)
     t = Transition(like(jnp.float32, 2), like(jnp.float32), flag, flag, frame, frame, flag)
-    memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
+    memory = jax.jit(program.train_step, donate_argnums=0).lower(state, t).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 120_000 * 16 * 16 * 3 / 4
 
 

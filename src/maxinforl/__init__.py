@@ -10,9 +10,8 @@ from maxinforl import compiling  # noqa: F401  (before anything wakes JAX)
 if TYPE_CHECKING:
     from maxinforl.agent import Agent, load, make
     from maxinforl.algorithms import CATALOGUE
-    from maxinforl.core.multiplier import Fixed, Tuned
+    from maxinforl.core.multiplier import Fixed, Tied, Tuned
     from maxinforl.errors import BadInput, RunFailed
-    from maxinforl.explore.maxinfo import Tied
     from maxinforl.training.resume import resume
 
 __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make", "resume"]
@@ -20,9 +19,8 @@ __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tune
 HOMES = {
     "agent": ("Agent", "load", "make"),
     "algorithms": ("CATALOGUE",),
-    "core.multiplier": ("Fixed", "Tuned"),
+    "core.multiplier": ("Fixed", "Tied", "Tuned"),
     "errors": ("BadInput", "RunFailed"),
-    "explore.maxinfo": ("Tied",),
     "training.resume": ("resume",),
 }
 

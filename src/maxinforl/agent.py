@@ -21,8 +21,9 @@ from gymnasium.vector import VectorEnv
 import maxinforl
 from maxinforl import config, envs, files
 from maxinforl.algorithms import Algo
+from maxinforl.core.program import Program
 from maxinforl.core.types import Latents, Spec, clock
-from maxinforl.core.update import INIT, Program, stream
+from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, Told, unknown
 from maxinforl.explore import Strategy
@@ -267,14 +268,14 @@ class Agent:
     def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
         """How much each of a batch of native actions would teach the agent's model, before standardisation."""
         intrinsic, (_, state, _) = getattr(self.strategy, "intrinsic", None), self._acting()
-        if not getattr(intrinsic, "scores_actions", intrinsic is not None):
+        if not self.strategy.can_score:
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
         base, box = self.strategy.base, self.action_space
 
         @jax.jit
         def score(explorer: Any, obs: jax.Array, unit: jax.Array) -> jax.Array:
             learner = explorer.learner
-            z = base.encoder.trunk(learner.slow.critic.trunk, base.features(learner, obs))
+            z = base.encoder.trunk(learner.target.critic.trunk, base.features(learner, obs))
             return intrinsic.score(explorer.model, z, unit)  # type: ignore[union-attr]
 
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)

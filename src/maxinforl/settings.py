@@ -30,7 +30,9 @@ class Settings:
     steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1)
     num_envs: int = option(1, "environments stepped side by side", least=1)
-    update_ratio: float | None = option(None, "critic updates per transition (default: base.utd; 20 in REDQ and DroQ)")
+    update_ratio: float | None = option(
+        None, "critic updates per transition (default: base.update_ratio; 20 in REDQ and DroQ)"
+    )
     learning_starts: int | None = option(None, "uniformly random transitions before learning", least=0)
     batch_size: int = option(256, "transitions per update", least=1)
     capacity: int | None = option(None, "most transitions the replay keeps (default: 1 000 000)", least=2)
@@ -193,7 +195,7 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
                 f"{algo or 'this composition'} has no {path}: choose an algorithm that has, such as maxinfo-sac"
             )
         agent = config.override(agent, path, value)
-    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
+    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.update_ratio)}
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     check_updates(settings)
     return settings, agent

@@ -24,8 +24,9 @@ from rich.table import Table
 
 from maxinforl import files
 from maxinforl.agent import make_trainer
+from maxinforl.core.program import Program
 from maxinforl.core.types import clock
-from maxinforl.core.update import Program, update
+from maxinforl.core.update import update
 from maxinforl.errors import RunFailed
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings, resolve, title

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box
 
+from maxinforl.core.program import Packed, Program
 from maxinforl.core.types import Clock, Spec
-from maxinforl.core.update import Packed, Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
@@ -419,7 +420,7 @@ def start_afresh(member: Member, lanes: np.ndarray, obs: np.ndarray) -> None:
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
     trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
-    fresh = np.array(trainer.program.react(trainer.state, trainer.warming_up))
+    fresh = np.array(trainer.program.next_action(trainer.state, trainer.warming_up))
     before[at][lanes] = fresh[at][lanes]
     trainer.action = before
 
