@@ -212,7 +212,7 @@ def finite(tree) -> bool:
 
 
 def constant_critics(learner, values):
-    """The learner with critic k of every channel, slow and fast, worth values[channel][k] everywhere."""
+    """The learner with critic k of every channel, target and online, worth values[channel][k] everywhere."""
     values = jnp.asarray(values, jnp.float32)
     outputs = lambda s: [c.heads.layers[-1] for c in (s.params.critic, s.target.critic)]
     flat = lambda layer: eqx.tree_at(

@@ -25,11 +25,11 @@ PACKAGE = ROOT / "src" / "maxinforl"
 
 REFERENCE, LEARNER, EXPLORE, LAWS = (f"tests/test_core_{n}.py" for n in ("reference", "learner", "explore", "laws"))
 PARTS, INTRINSIC, REPLAY = (f"tests/test_core_{n}.py" for n in ("parts", "intrinsic", "replay"))
-SAC = f"{REFERENCE}::test_sac_update_is_the_specification"
-MAXINFO = f"{REFERENCE}::test_maxinfo_update_is_the_specification"
-SUM = f"{REFERENCE}::test_intrinsic_sum_update_is_the_specification"
-EIPO = f"{REFERENCE}::test_eipo_update_is_the_specification"
-SWITCH = f"{REFERENCE}::test_switch_update_is_the_specification"
+SAC = f"{REFERENCE}::test_sac_update_matches_the_equations"
+MAXINFO = f"{REFERENCE}::test_maxinfo_update_matches_the_equations"
+SUM = f"{REFERENCE}::test_intrinsic_sum_update_matches_the_equations"
+EIPO = f"{REFERENCE}::test_eipo_update_matches_the_equations"
+SWITCH = f"{REFERENCE}::test_switch_update_matches_the_equations"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ CORE = [
       "return stop_gradient(jnp.stack([b.reward", "return (jnp.stack([b.reward", f"{LEARNER}::test_targets_are_constants"),
     m("loss summed over critics", LEARN,
       "jnp.square(q - y[:, None]).mean((1, 2)).sum()", "jnp.square(q - y[:, None]).mean(2).sum()", SAC),
-    # ------------------------------------------------------------ slow networks
+    # ------------------------------------------------------------ target networks
     m("stale target critic", LEARN,
       "slow = TargetNetworks(polyak(s.target.critic, critic, self.tau), s.target.actor)",
       "slow = TargetNetworks(s.target.critic, s.target.actor)", SAC),
@@ -84,9 +84,9 @@ CORE = [
       "slow = TargetNetworks(s.target.critic, polyak(s.target.actor, actor, self.tau))", "slow = s.target", MAXINFO),
     m("tau on the wrong side", LEARN,
       "(1 - tau) * s + tau * f, slow, fast", "tau * s + (1 - tau) * f, slow, fast",
-      f"{PARTS}::test_polyak_moves_the_slow_tree_by_tau"),
+      f"{PARTS}::test_polyak_moves_the_target_by_tau"),
     # ------------------------------------------------------------ improvement
-    m("actor reads the slow critics", LEARN,
+    m("actor reads the target critics", LEARN,
       "self.read(self.q(s.params.critic, features, a, k_dropout))",
       "self.read(self.q(s.target.critic, features, a, k_dropout))", SAC),
     m("actor reads the mean", LEARN,
@@ -323,11 +323,11 @@ ENCODER, SEEING, DRM, PRODUCT, FRAMES, PROBE = (
     f"tests/test_pixels_{n}.py" for n in ("encoder", "learner", "drm", "product", "replay", "probe")
 )
 EYES, PLASTIC = "core/encoders.py", "core/plasticity.py"
-FEATURES = f"{ENCODER}::test_20_features_are_four_convolutions_in_nhwc_order"
-PROJECTION = f"{ENCODER}::test_20_projection_is_dense_layer_norm_tanh_with_lecun_weights"
-SLOPES = f"{ENCODER}::test_20_gradients_of_the_convolution_are_those_of_jax"
-VIEWS = f"{ENCODER}::test_20_every_image_of_a_batch_is_shifted_on_its_own"
-COUNTED = f"{DRM}::test_28_the_ratio_counts_neurons_zeroed_by_hand"
+FEATURES = f"{ENCODER}::test_features_are_four_convolutions_in_nhwc_order"
+PROJECTION = f"{ENCODER}::test_projection_is_dense_layer_norm_tanh_with_lecun_weights"
+SLOPES = f"{ENCODER}::test_gradients_of_the_convolution_are_those_of_jax"
+VIEWS = f"{ENCODER}::test_every_image_of_a_batch_is_shifted_on_its_own"
+COUNTED = f"{DRM}::test_the_ratio_counts_neurons_zeroed_by_hand"
 PASSES = f"{PRODUCT}::test_an_update_encodes_as_few_images_as_the_algorithm_allows"
 
 PIXELS = [
@@ -340,7 +340,7 @@ PIXELS = [
       "images.reshape(-1, few, *images.shape[1:])[::-1]).reshape(count, -1)", FEATURES),
     m("images from 0 to 255", EYES, "images.astype(jnp.float32) / 255", "images.astype(jnp.float32)", FEATURES),
     m("every convolution has stride 1", EYES, "(2, 1, 1, 1), 32", "(1, 1, 1, 1), 32",
-      f"{ENCODER}::test_20_width_of_the_features"),
+      f"{ENCODER}::test_width_of_the_features"),
     m("a convolution's bias forgotten", EYES, "stride) + layer.bias)", "stride))", FEATURES),
     m("no ReLU", EYES, "x = jax.nn.relu(", "x = (", FEATURES),
     m("no tanh after the projection", EYES, "jnp.tanh(self.norm(self.dense(features)))",
@@ -349,15 +349,15 @@ PIXELS = [
     m("one shift for a whole batch", EYES, "jax.random.randint(key, (2, count, 1), -SHIFT, SHIFT + 1)",
       "jnp.broadcast_to(jax.random.randint(key, (2, 1, 1), -SHIFT, SHIFT + 1), (2, count, 1))", VIEWS),
     m("shifts of at most 3", EYES, "-SHIFT, SHIFT + 1)", "1 - SHIFT, SHIFT)",
-      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
+      f"{ENCODER}::test_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
     m("the picture wraps around", EYES, "jnp.clip(jnp.arange(height) + down, 0, height - 1)",
       "(jnp.arange(height) + down) % height",
-      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
+      f"{ENCODER}::test_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
     m("observation and successor shifted alike", EYES, "view(batch.one, k_one)", "view(batch.one, k_obs)", VIEWS),
     m("the n-step observation not shifted", EYES, "view(batch.nstep, k_nstep)", "batch.nstep", VIEWS),
     m("channels pooled by default", EYES,
       "reshape(*lead, EMBEDDING, -1).max(-1)", "reshape(*lead, -1, EMBEDDING).max(-2)",
-      f"{ENCODER}::test_21_the_embedding_is_a_maximum_over_windows"),
+      f"{ENCODER}::test_the_embedding_is_a_maximum_over_windows"),
     m("latents as differences", EYES, "EMBEDDING, delta=False)", "EMBEDDING, delta=True)",
       f"{ENCODER}::test_latents_are_absolute_and_83_wide_with_embedding_and_reward"),
     m("a kernel not turned in the gradient", EYES, "weight[::-1, ::-1].transpose", "weight.transpose", SLOPES),
@@ -371,71 +371,71 @@ PIXELS = [
     # ------------------------------------------------------------ one encoder, latents, two critics
     m("the actor trains the convolutions", LEARN, "features, sigma, alpha = stop_gradient(self.features(s, batch.obs)),",
       "features, sigma, alpha = self.features(s, batch.obs),",
-      f"{SEEING}::test_20_the_actors_loss_gives_no_gradient_to_the_convolutions"),
+      f"{SEEING}::test_the_actors_loss_gives_no_gradient_to_the_convolutions"),
     m("z through the fast trunk", LEARN, "z = self.encoder.trunk(s.target.critic.trunk, features)\n",
       "z = self.encoder.trunk(s.params.critic.trunk, features)\n",
-      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
+      f"{SEEING}::test_latents_come_through_the_target_trunk_of_the_augmented_batch"),
     m("the model predicts n steps on", LEARN,
       "self.features(s, batch.one.next_obs))", "self.features(s, batch.task.next_obs))",
-      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
+      f"{SEEING}::test_latents_come_through_the_target_trunk_of_the_augmented_batch"),
     m("both critics' next actions share their noise", LEARN, "b.next_obs, own(k_action, c), own(k_dropout, c))",
       "b.next_obs, k_action, own(k_dropout, c))",
       f"{SEEING}::test_next_actions_of_the_two_critics_have_their_own_noise"),
     m("the gain itself in the n-step actor", "explore/maxinfo.py",
       "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, alpha2), bonus=bonus) if",
-      f"{SEEING}::test_27_the_gain_itself_gives_drqv2s_actor_no_gradient"),
+      f"{SEEING}::test_the_gain_itself_gives_drqv2s_actor_no_gradient"),
     m("the gain's critic without its weight", "explore/maxinfo.py",
       "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, 1.0)) if",
-      f"{SEEING}::test_26_the_actor_maximises_both_critics_by_their_weight"),
+      f"{SEEING}::test_the_actor_maximises_both_critics_by_their_weight"),
     m("an image encoded once more than needed", LEARN, "self.pi(s.target.actor, self.features(s, obs))",
       "self.pi(s.target.actor, self.features(s, obs[::-1])[::-1])", PASSES),
     m("a schedule that is over early", "algorithms.py", "Linear(1.0, 0.1, 500_000)", "Linear(1.0, 0.1, 100_000)",
-      f"{SEEING}::test_25_schedules_have_their_ends_and_stay_there"),
+      f"{SEEING}::test_schedules_have_their_ends_and_stay_there"),
     m("wider noise in updates", "algorithms.py", "NoisyDeterministic(clip=0.3)", "NoisyDeterministic(clip=0.5)",
-      f"{SEEING}::test_24_noise_of_updates_is_clipped_and_that_of_acting_is_not"),
+      f"{SEEING}::test_noise_of_updates_is_clipped_and_that_of_acting_is_not"),
     m("falling noise beside the gain", "algorithms.py",
       'replace(BASES["drqv2"], noise=NOISES["constant"])', 'BASES["drqv2"]',
       f"{SEEING}::test_the_information_gain_replaces_the_falling_noise"),
     # ------------------------------------------------------------ dormant neurons
     m("dormant against a fixed level", PLASTIC, "layer < self.threshold * layer.mean()", "layer < self.threshold",
-      f"{DRM}::test_28_a_neuron_is_dormant_below_a_share_of_its_own_layer"),
+      f"{DRM}::test_a_neuron_is_dormant_below_a_share_of_its_own_layer"),
     m("the projection's neurons not counted", LEARN,
       "(*self.encoder.linear(actor.trunk, features), *actor", "(*actor", COUNTED),
     m("a hidden layer not counted", LEARN, "*actor.head.hidden(z)[1:], actor.head(z))",
       "*actor.head.hidden(z)[2:], actor.head(z))", COUNTED),
     m("awake too early", PLASTIC, " & (update >= self.after)", "",
-      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
+      f"{DRM}::test_waking_latches_and_not_before_step_2000"),
     m("waking anew", PLASTIC, "(v.awake == ASLEEP) & (ratio", "(ratio",
-      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
+      f"{DRM}::test_waking_latches_and_not_before_step_2000"),
     m("the smaller of ratio and schedule", PLASTIC, "jnp.maximum(dormant,", "jnp.minimum(dormant,",
-      f"{DRM}::test_30_noise_follows_the_ratio_until_the_actor_wakes"),
+      f"{DRM}::test_noise_follows_the_ratio_until_the_actor_wakes"),
     m("the schedule always global", PLASTIC, "update - v.awake if self.origin", "update if self.origin",
-      f"{DRM}::test_30_the_schedule_may_start_when_the_actor_wakes"),
+      f"{DRM}::test_the_schedule_may_start_when_the_actor_wakes"),
     m("acting with the updates' noise", LEARN, 'self.sigma(s, clock, "acting")', "self.sigma(s, clock)",
-      f"{DRM}::test_30_where_the_noise_follows_the_ratio"),
+      f"{DRM}::test_where_the_noise_follows_the_ratio"),
     m("more dormant, more kept", PLASTIC, "1 - self.factor * v.ratio", "self.factor * v.ratio",
-      f"{DRM}::test_29_how_much_is_kept"),
+      f"{DRM}::test_how_much_is_kept"),
     m("a perturbation one update late", PLASTIC, "(update + 1) % self.every", "update % self.every",
-      f"{DRM}::test_29_only_on_multiples"),
+      f"{DRM}::test_only_on_multiples"),
     m("layer norms and convolutions perturbed", PLASTIC, " if dense(a) else a", "",
-      f"{DRM}::test_29_keeping_all_changes_nothing_and_keeping_nothing_starts_anew"),
-    m("slow networks get the same fresh draws", LEARN, "perturbed(s.target, other.target, kappa)",
-      "perturbed(s.target, fresh.target, kappa)", f"{DRM}::test_29_fresh_draws_are_independent_in_every_network"),
-    m("slow networks not perturbed", LEARN, "perturbed(s.target, other.target, kappa)", "s.target",
-      f"{DRM}::test_31_dense_layers_of_every_network_are_drawn_towards_fresh_ones"),
+      f"{DRM}::test_keeping_all_changes_nothing_and_keeping_nothing_starts_anew"),
+    m("target networks get the same fresh draws", LEARN, "perturbed(s.target, other.target, kappa)",
+      "perturbed(s.target, fresh.target, kappa)", f"{DRM}::test_fresh_draws_are_independent_in_every_network"),
+    m("target networks not perturbed", LEARN, "perturbed(s.target, other.target, kappa)", "s.target",
+      f"{DRM}::test_dense_layers_of_every_network_are_drawn_towards_fresh_ones"),
     m("the actor's optimiser goes on", LEARN,
-      ", actor_opt=fresh.actor_opt)", ")", f"{DRM}::test_29_optimisers_start_anew"),
+      ", actor_opt=fresh.actor_opt)", ")", f"{DRM}::test_optimisers_start_anew"),
     m("networks initialised at every update", LEARN,
       "jax.lax.cond(plasticity.due(clock.update), perturb, lambda s: s, s) if",
       "jax.tree.map(lambda a, b: jnp.where(plasticity.due(clock.update), a, b), perturb(s), s) if",
-      f"{DRM}::test_29_a_perturbation_stays_conditional_when_seeds_are_mapped"),
+      f"{DRM}::test_a_perturbation_stays_conditional_when_seeds_are_mapped"),
     # ------------------------------------------------------------ frames once
     m("adding copies the buffer", "replay.py", "_put(self.obs, (after, t.next_obs, over), (now, t.obs, always)),",
       "jnp.where(t.valid.all(), _put(self.obs, (after, t.next_obs, over), (now, t.obs, always)), self.obs),",
       f"{FRAMES}::test_adding_writes_in_place"),
     m("the newest stack crosses a reset", "replay.py",
       "(now, 0, over | cut)),", "(now, age + 1, over | cut)),",
-      f"{FRAMES}::test_22_a_stack_never_crosses_a_reset"),
+      f"{FRAMES}::test_a_stack_never_crosses_a_reset"),
     m("evaluation stacks the newest frame first", "training/evaluate.py",
       "np.concatenate([self.frames[lane][..., self.channels :], frame], -1)",
       "np.concatenate([frame, self.frames[lane][..., : -self.channels]], -1)",

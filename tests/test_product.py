@@ -189,7 +189,7 @@ def _plain(value):
 
 
 def test_the_catalogue_is_the_papers():
-    """Spec 3.4, 3.5, 3.13 to 3.18 and C13: what each name adds to its parts."""
+    """What each name adds to its parts."""
     assert set(CATALOGUE) == set(get_args(Algo))
     assert algorithm("sac") == Plain(BASES["sac"])
     oac = algorithm("maxinfo-oac").base.optimism

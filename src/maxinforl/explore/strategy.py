@@ -33,7 +33,7 @@ M = TypeVar("M", bound=ModelState)
 
 @dataclass(frozen=True)
 class Strategy(Generic[S]):
-    """An agent over a base, with a state `S`: `init`, `act`, `preprocess`, `critic_step`, `actor_step`, `model_step`."""
+    """An agent over a base, whose state is an `S`."""
 
     base: ActorCritic = ActorCritic()
 
