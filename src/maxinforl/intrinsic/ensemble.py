@@ -135,7 +135,7 @@ def variance(x: Array, ddof: int = 0) -> Array:
     return (x - stop_gradient(x[:1])).var(0, ddof=ddof)
 
 
-def spread(x: Array) -> Array:
+def member_std(x: Array) -> Array:
     """Sample standard deviation over members, with value 0 and gradient 0 where they all agree."""
     square = variance(x, ddof=1)
     apart = square > 0

@@ -11,7 +11,7 @@ from jax.lax import stop_gradient
 from maxinforl.core.networks import MLP
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents, LatentSpec
-from maxinforl.intrinsic.ensemble import Ensemble, Model, spread
+from maxinforl.intrinsic.ensemble import Ensemble, Model, member_std
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,4 @@ class RND(Ensemble):
         return stop_gradient(model.frozen(inputs(jnp.concatenate([e.z, e.action], -1))))
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
-        return spread(self.outcome(model, z, action)[0]).mean(-1)
+        return member_std(self.outcome(model, z, action)[0]).mean(-1)
