@@ -5,8 +5,8 @@
     python tests/mutations.py --list
 
 The working tree is never touched. A mutation names a function (or a constant), a pattern of syntax in it and what takes
-its place (see ast_patterns.py), and the tests that are expected to catch it. It does not depend on files, line breaks or
-local names. A pattern that no longer matches exactly once is an error: the mutation must follow the code
+its place (see ast_patterns.py), and the tests that are expected to catch it. Files, line breaks and local names do not
+matter. A pattern that no longer matches exactly once is an error: the mutation must follow the code
 (tests/test_mutations.py checks).
 """
 
@@ -299,7 +299,8 @@ PIXELS = [
     m("the picture wraps around", "shifted", "jnp.clip(_x, 0, _n - 1)", "_x % _n", CROP, nth=0),
     m("observation and successor shifted alike", "Pixels.augment",
       "_b._replace(_a=_f(_x, _k), _c=_g(_y, _l), **__r)", "_b._replace(_a=_f(_x, _k), _c=_g(_y, _k), **__r)", VIEWS),
-    m("the n-step observation not shifted", "Pixels.augment", "None if _c else _f(_x, _k)", "None if _c else _x", VIEWS),
+    m("the n-step observation not shifted", "Pixels.augment",
+      "None if _c else _f(_x, _k)", "None if _c else _x", VIEWS),
     m("channels pooled by default", "Pixels.extra",
       "_f.reshape(*_l, _e, -1).max(-1)", "_f.reshape(*_l, -1, _e).max(-2)",
       f"{ENCODER}::test_the_embedding_is_a_maximum_over_windows"),
