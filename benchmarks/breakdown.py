@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from maxinforl.core.actor_critic import polyak
-from maxinforl.core.optimizer import descend
+from maxinforl.core.networks import apply_gradients
 from maxinforl.experiments.speed import TimedAgent, best_times
 from maxinforl.settings import Settings
 
@@ -33,8 +33,12 @@ def parts(subject: TimedAgent) -> dict[str, Any]:
 
     def descents(s, grads):
         value = (s.params.encoder, s.params.critic)
-        critic = descend(base.optimizer, (value[0], grads.critic), s.value_opt, value)
-        return critic, descend(base.optimizer, grads.actor, s.actor_opt, s.params.actor), polyak(s.slow, grads, 0.005)
+        critic = apply_gradients(base.optimizer, (value[0], grads.critic), s.value_opt, value)
+        return (
+            critic,
+            apply_gradients(base.optimizer, grads.actor, s.actor_opt, s.params.actor),
+            polyak(s.target, grads, 0.005),
+        )
 
     def draws(key, out):
         keys = jax.random.split(key, 3)
@@ -45,7 +49,7 @@ def parts(subject: TimedAgent) -> dict[str, Any]:
         (5 * 2 * base.critics, batch_size, width)
     )  # two layers of: target, loss, actor's critics, 2 policies
     relu = lambda x: (jax.nn.relu(x), jnp.where(x > 0, x, 0.0))
-    grads = type(learner.slow)(learner.params.critic, learner.params.actor)
+    grads = type(learner.target)(learner.params.critic, learner.params.actor)
     calls = {
         "adam and slow copies": (descents, learner, grads),
         "random numbers and densities": (draws, key, jnp.ones((batch_size, 2 * spec.action))),
@@ -55,7 +59,7 @@ def parts(subject: TimedAgent) -> dict[str, Any]:
     if hasattr(agent, "intrinsic"):
         model = state.agent.model
         calls["ensemble's adam"] = (
-            lambda m, g: descend(agent.intrinsic.optimizer, g, m.opt, m.members),
+            lambda m, g: apply_gradients(agent.intrinsic.optimizer, g, m.opt, m.members),
             model,
             model.members,
         )

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import maxinforl
-from maxinforl.core.update import unpack
+from maxinforl.core.program import unpack
 from maxinforl.training import checkpoint
 from maxinforl.training.store import CheckpointStore
 from maxinforl.training.trainer import Trainer

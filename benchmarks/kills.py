@@ -5,9 +5,9 @@
 For each kind of run a reference is trained without interruption; then copies of it are killed and resumed, half of them
 inside the write of a later checkpoint, at each stage of it in turn, and the others at a random step after the first
 checkpoint. One more run, of several seeds, is killed when only some of them can have their first checkpoint. eval.csv
-and the final weights are compared byte for byte. One JSON line per kill, with the step that training had reached (`died`)
-and the one it resumed from (`resumed`); a kill that lost no work is repeated, and kills that are already in the log are
-skipped.
+and the final weights are compared byte for byte. One JSON line per kill, with the step that training had reached
+(`died`) and the one it resumed from (`resumed`); a kill that lost no work is repeated, and kills that are already in
+the log are skipped.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import gymnasium as gym
 import jax
 import numpy as np
 
-from maxinforl.core.update import unpack
+from maxinforl.core.program import unpack
 from maxinforl.experiments.speed import best_times
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.compiled import make_trainer

@@ -16,7 +16,7 @@ from jax import Array
 
 import maxinforl
 from maxinforl.core.networks import MLP, stacked
-from maxinforl.core.types import LatentSpec, stop
+from maxinforl.core.types import LatentSpec
 from maxinforl.intrinsic import InfoGain
 from maxinforl.intrinsic.ensemble import Model
 
@@ -43,7 +43,7 @@ class SharedTrunk(InfoGain):
 
     def predict(self, members: Heads, x: Array) -> tuple[Array, None]:  # type: ignore[override]
         learned = members.net(x).reshape(*x.shape[:-1], self.members, -1)
-        prior = jax.vmap(lambda net: net(x))(stop(members.prior))
+        prior = jax.vmap(lambda net: net(x))(jax.lax.stop_gradient(members.prior))
         return jnp.moveaxis(learned, -2, 0) + prior, None
 
 

@@ -15,8 +15,9 @@ from maxinforl.algorithms import algorithm, compose
 from maxinforl.core import networks
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.multiplier import Tuned
+from maxinforl.core.program import Program
 from maxinforl.core.types import Backup, Batch, Spec, clock
-from maxinforl.core.update import Program, TrainState, update
+from maxinforl.core.update import TrainState, update
 from maxinforl.intrinsic import InfoGain
 from maxinforl.replay import Replay
 from maxinforl.transition import Transition
@@ -46,9 +47,14 @@ def quick(function, **more):
 # ------------------------------------------------------------ small agents
 
 
-def shrink(agent, hidden=HIDDEN, members=3, utd=2, critics=3):
+def shrink(agent, hidden=HIDDEN, members=3, policy_delay=2, critics=3):
     """The same agent with small networks."""
-    base = replace(agent.base, hidden=hidden, utd=min(utd, agent.base.utd), critics=min(critics, agent.base.critics))
+    base = replace(
+        agent.base,
+        hidden=hidden,
+        policy_delay=min(policy_delay, agent.base.policy_delay),
+        critics=min(critics, agent.base.critics),
+    )
     agent = replace(agent, base=base)
     if not hasattr(agent, "intrinsic"):
         return agent
@@ -180,7 +186,7 @@ def updater(agent):
 
 def run(agent, state, data=None, seed=0, now=NOW, key=None):
     """The state after one update."""
-    data = batches(agent.base.utd) if data is None else data
+    data = batches(agent.base.policy_delay) if data is None else data
     return updater(agent)(state, data, jax.random.key(seed) if key is None else key, now)[0]
 
 
@@ -207,9 +213,9 @@ def finite(tree) -> bool:
 
 
 def constant_critics(learner, values):
-    """The learner with critic k of every channel, slow and fast, worth values[channel][k] everywhere."""
+    """The learner with critic k of every channel, target and online, worth values[channel][k] everywhere."""
     values = jnp.asarray(values, jnp.float32)
-    outputs = lambda s: [c.heads.layers[-1] for c in (s.params.critic, s.slow.critic)]
+    outputs = lambda s: [c.heads.layers[-1] for c in (s.params.critic, s.target.critic)]
     flat = lambda layer: eqx.tree_at(
         lambda d: (d.weight, d.bias), layer, (jnp.zeros_like(layer.weight), values.reshape(layer.bias.shape))
     )

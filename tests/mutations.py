@@ -4,13 +4,16 @@
     python tests/mutations.py --only 3 17     # some of them
     python tests/mutations.py --list
 
-The working tree is never touched. Each mutation names the tests that are expected to catch it. A pattern that no
-longer occurs exactly once in its file is an error: the mutation must follow the code (tests/test_mutations.py checks).
+The working tree is never touched. A mutation names a function (or a constant), a pattern of syntax in it and what takes
+its place (see ast_patterns.py), and the tests that are expected to catch it. Files, line breaks and local names do not
+matter. A pattern that no longer matches exactly once is an error: the mutation must follow the code
+(tests/test_mutations.py checks).
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shutil
 import subprocess
@@ -18,432 +21,362 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from ast_patterns import definitions, substitute
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "maxinforl"
 
 REFERENCE, LEARNER, EXPLORE, LAWS = (f"tests/test_core_{n}.py" for n in ("reference", "learner", "explore", "laws"))
 PARTS, INTRINSIC, REPLAY = (f"tests/test_core_{n}.py" for n in ("parts", "intrinsic", "replay"))
-SAC = f"{REFERENCE}::test_sac_update_is_the_specification"
-MAXINFO = f"{REFERENCE}::test_maxinfo_update_is_the_specification"
-SUM = f"{REFERENCE}::test_intrinsic_sum_update_is_the_specification"
-EIPO = f"{REFERENCE}::test_eipo_update_is_the_specification"
-SWITCH = f"{REFERENCE}::test_switch_update_is_the_specification"
+SAC = f"{REFERENCE}::test_sac_update_matches_the_equations"
+MAXINFO = f"{REFERENCE}::test_maxinfo_update_matches_the_equations"
+SUM = f"{REFERENCE}::test_intrinsic_sum_update_matches_the_equations"
+EIPO = f"{REFERENCE}::test_eipo_update_matches_the_equations"
+SWITCH = f"{REFERENCE}::test_switch_update_matches_the_equations"
 
 
 @dataclass(frozen=True)
 class Mutation:
     what: str
-    file: str
+    where: str  # qualified name of a function, or name of a constant
     old: str
     new: str
     tests: tuple[str, ...]
+    given: str = ""  # a pattern that matches elsewhere in the function and says what more names stand for
+    nth: int | None = None  # which of several matches
 
-    def apply(self, text: str) -> str:
-        if text.count(self.old) != 1:
-            raise LookupError(f"'{self.what}': the pattern occurs {text.count(self.old)} times in {self.file}")
-        return text.replace(self.old, self.new)
+    @property
+    def file(self) -> Path:
+        """The file of the package in which the function is defined."""
+        files = [path for path, names in defined().items() if self.where in names]
+        if len(files) != 1:
+            raise LookupError(f"'{self.what}': {self.where} is defined in {len(files)} files")
+        return files[0]
+
+    def apply(self, tree: ast.Module) -> ast.Module:
+        """The tree of the file, changed in place."""
+        scopes = [scope for name, scope in definitions(tree.body) if name == self.where]
+        if len(scopes) != 1:
+            raise LookupError(f"'{self.what}': {self.where} is defined {len(scopes)} times")
+        try:
+            substitute(scopes[0], self.old, self.new, self.given, self.nth)
+        except LookupError as error:
+            raise LookupError(f"'{self.what}', in {self.where}: {error}") from None
+        return ast.fix_missing_locations(tree)
 
 
-def m(what: str, file: str, old: str, new: str, *tests: str) -> Mutation:
-    return Mutation(what, file, old, new, tests)
+@cache
+def defined() -> dict[Path, frozenset[str]]:
+    """What every file of the package defines."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {p: frozenset(name for name, _ in definitions(ast.parse(p.read_text()).body)) for p in files}
 
 
-LEARN = "core/actor_critic.py"
+def m(what: str, where: str, old: str, new: str, *tests: str, given: str = "", nth: int | None = None) -> Mutation:
+    return Mutation(what, where, old, new, tests, given, nth)
+
+
+CRITIC, ACTOR = "ActorCritic.critic_step", "ActorCritic.actor_step"
+TARGET, BACKUP = "ActorCritic.td_target", "Replay.backup"
+ROUND = f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"
+CLIPPED = f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"
 
 CORE = [
     # ------------------------------------------------------------ targets
-    m("gamma around the reward as well", LEARN,
-      "b.reward + b.discount * v for b, v", "b.discount * (b.reward + v) for b, v", SAC),
-    m("gain outside gamma's bracket", LEARN,
-      "values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0]",
-      "values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0] / jnp.maximum(backups[0].discount, 1e-3)",
-      MAXINFO),
-    m("gain of the state instead of the next one", LEARN,
-      "shaping.bonus(latents.next_z, actions[0])", "shaping.bonus(latents.z, actions[0])", MAXINFO),
-    m("entropy missing in the target", LEARN,
-      "values[shaping.entropy] - self.temperature(s) * logps[shaping.entropy]", "values[shaping.entropy]", SAC),
-    m("maximum of the target critics", LEARN, "return q.min(1), a, logp", "return q.max(1), a, logp", SAC),
-    m("target from the fast critics", LEARN,
-      "lambda leaf: leaf[channels], s.slow.critic.heads)", "lambda leaf: leaf[channels], s.params.critic.heads)", SAC),
-    m("target action from the slow policy", LEARN,
-      "self.policy.sample(self.pi(s.params.actor, features), k_action, self.sigma(s, clock))",
-      "self.policy.sample(self.pi(s.slow.actor, features), k_action, self.sigma(s, clock))", SAC),
-    m("gradient through the target", LEARN,
-      "return stop(jnp.stack([b.reward", "return (jnp.stack([b.reward", f"{LEARNER}::test_targets_are_constants"),
-    m("loss summed over critics", LEARN,
-      "jnp.square(q - y[:, None]).mean((1, 2)).sum()", "jnp.square(q - y[:, None]).mean(2).sum()", SAC),
-    # ------------------------------------------------------------ slow networks
-    m("stale target critic", LEARN,
-      "slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)",
-      "slow = Slow(s.slow.critic, s.slow.actor)", SAC),
-    m("target critic lags one update more", LEARN,
-      "polyak(s.slow.critic, critic, self.tau)", "polyak(s.slow.critic, s.params.critic, self.tau)", SAC),
-    m("stale target policy", LEARN,
-      "slow = Slow(s.slow.critic, polyak(s.slow.actor, actor, self.tau))", "slow = s.slow", MAXINFO),
-    m("tau on the wrong side", LEARN,
-      "(1 - tau) * s + tau * f, slow, fast", "tau * s + (1 - tau) * f, slow, fast",
-      f"{PARTS}::test_polyak_moves_the_slow_tree_by_tau"),
+    m("gamma around the reward as well", TARGET, "_b._r + _b._d * _v", "_b._d * (_b._r + _v)", SAC),
+    m("gain outside gamma's bracket", TARGET,
+      "_vs[0] + _f(_z, _as[0])[0]", "_vs[0] + _f(_z, _as[0])[0] / jnp.maximum(_bs[0].discount, 1e-3)", MAXINFO,
+      given="_bs = [_t if _b is None else _b for _b in _list]"),
+    m("gain of the state instead of the next one", TARGET, "_f(_l.next_z, _a)", "_f(_l.z, _a)", MAXINFO),
+    m("entropy missing in the target", TARGET, "_vs[_i] - _t * _lps[_i]", "_vs[_i]", SAC),
+    m("maximum of the target critics", TARGET, "_q.min(1)", "_q.max(1)", SAC),
+    m("target from the online critics", TARGET,
+      "jax.tree.map(_f, _s._t._c._h)", "jax.tree.map(_f, _s.params._c._h)", SAC),
+    m("target action from the target policy", TARGET, "_pi(_s._p._a, _f)", "_pi(_s.target._a, _f)", SAC),
+    m("gradient through the target", TARGET, "stop_gradient(_x)", "_x", f"{LEARNER}::test_targets_are_constants"),
+    m("loss summed over critics", CRITIC, "_e.mean((1, 2)).sum()", "_e.mean(2).sum()", SAC),
+    # ------------------------------------------------------------ target networks
+    m("stale target critic", CRITIC, "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", SAC),
+    m("target critic lags one update more", CRITIC,
+      "replace(_s._t, _k=_f(_o, _n, _tau))", "replace(_s._t, _k=_f(_o, _s.params._k, _tau))", SAC),
+    m("stale target policy", ACTOR, "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", MAXINFO),
+    m("tau on the wrong side", "polyak", "(1 - _t) * _a + _t * _b", "_t * _a + (1 - _t) * _b",
+      f"{PARTS}::test_polyak_moves_the_target_by_tau"),
     # ------------------------------------------------------------ improvement
-    m("actor reads the slow critics", LEARN,
-      "self.read(self.q(s.params.critic, features, a, k_dropout))",
-      "self.read(self.q(s.slow.critic, features, a, k_dropout))", SAC),
-    m("actor reads the mean", LEARN,
-      'return q.min(1) if self.reading == "min" else q.mean(1)', "return q.mean(1)", SAC),
-    m("entropy's sign in the actor", LEARN,
-      "objective = objective - shaping.weight[shaping.entropy] * alpha * logp",
-      "objective = objective + shaping.weight[shaping.entropy] * alpha * logp", SAC),
-    m("no gradient through the gain", LEARN,
-      "objective = objective + bonus", "objective = objective + stop(bonus)", MAXINFO),
-    m("target entropy's sign", LEARN,
-      "-float(batch.action.shape[-1])", "float(batch.action.shape[-1])", SAC),
-    m("behaviour without noise", LEARN,
-      'return self.policy.act(out, key, self.sigma(s, clock, "acting"))', "return self.policy.mode(out)",
+    m("actor reads the target critics", ACTOR, "_q(_s._p._c, _f, _a, _k)", "_q(_s.target._c, _f, _a, _k)", SAC),
+    m("actor reads the mean", "ActorCritic.reduce_critics", "_q.min(1) if _c else _q.mean(1)", "_q.mean(1)", SAC),
+    m("entropy's sign in the actor", ACTOR, "_o - _w[_i] * _t * _lp", "_o + _w[_i] * _t * _lp", SAC),
+    m("no gradient through the gain", ACTOR, "_o = _o + _b", "_o = _o + stop_gradient(_b)", MAXINFO),
+    m("target entropy's sign", ACTOR, "-float(_x)", "float(_x)", SAC),
+    m("behaviour without noise", "ActorCritic.act", "_p._act(_out, _key, _f(_s, _c, _u))", "_p.mode(_out)",
       f"{LEARNER}::test_acting_samples_the_policy"),
     # ------------------------------------------------------------ order of one update
-    m("model before actor", "core/update.py",
-      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n"
-      "    state, model = agent.model_step(state, latents)\n",
-      "    state, model = agent.model_step(state, latents)\n"
-      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n", MAXINFO),
-    m("actor before critic", "core/update.py",
-      "    state, metrics, latents, batch, at = evaluate(state, last, count - 1)\n"
-      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n",
-      "    _, metrics, latents, batch, at = evaluate(state, last, count - 1)\n"
-      "    state, more = agent.actor_step(state, batch, latents, k_actor, at)\n"
-      "    state = evaluate(state, last, count - 1)[0]\n", SAC),
-    m("model trained once per round", "core/update.py",
-      "return agent.model_step(state, latents)[0], None", "return state, None",
-      f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"),
-    m("one key for all critic steps of a round", "core/update.py",
-      "jax.random.fold_in(k_critic, i), at)", "jax.random.fold_in(k_critic, 0), at)",
-      f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"),
-    m("one batch for all rounds", "core/update.py",
-      "s.replay.sample(jax.random.fold_in(k_sample, i), shape", "s.replay.sample(k_sample, shape",
-      f"{LAWS}::test_scanned_updates_are_single_ones"),
-    m("learn first, insert later", "core/update.py",
-      "s, metrics = self.learn(self.insert(s, t))\n", "s, metrics = self.learn(s)\n        s = self.insert(s, t)\n",
+    m("model before actor", "update",
+      "_s, _m = _a._f(_s, _b, _l, _k, _t)\n_s, _n = _a._g(_s, _l)",
+      "_s, _n = _a._g(_s, _l)\n_s, _m = _a._f(_s, _b, _l, _k, _t)", MAXINFO),
+    m("actor before critic", "update",
+      "_s, _m, _l, _b, _t = _e(_s, _last, _i)\n_s, _n = _a._f(_s, _b, _l, _k, _t)",
+      "_, _m, _l, _b, _t = _e(_s, _last, _i)\n_s, _n = _a._f(_s, _b, _l, _k, _t)\n_s = _e(_s, _last, _i)[0]", SAC),
+    m("model trained once per round", "update", "return _a._f(_s, _l)[0], None", "return _s, None", ROUND),
+    m("one key for all critic steps of a round", "update",
+      "_f(_s, _b, jax.random.fold_in(_k, _i), _t)", "_f(_s, _b, jax.random.fold_in(_k, 0), _t)", ROUND),
+    m("one batch for all rounds", "StepFunctions.sample_round",
+      "_f(jax.random.fold_in(_k, _i), _n, *__a)", "_f(_k, _n, *__a)", f"{LAWS}::test_scanned_updates_are_single_ones"),
+    m("learn first, insert later", "StepFunctions.train_step",
+      "_s, _m = _f(_g(_s, _t))", "_s, _m = _f(_s)\n_s = _g(_s, _t)",
       f"{LAWS}::test_a_step_inserts_then_learns_then_acts"),
-    m("the same noise at every step", "core/update.py",
-      "jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 0)", "jax.random.fold_in(stream(s.seed, STEP, 0), 0)",
+    m("the same noise at every step", "StepFunctions.select_action",
+      "jax.random.fold_in(_f(_a, _b, _c), 0)", "jax.random.fold_in(_f(_a, _b, 0), 0)",
       f"{LAWS}::test_clocks_metrics_and_warm_up"),
     # ------------------------------------------------------------ parts
-    m("a multiplier's sign", "core/multiplier.py",
-      "slack = stop(jnp.mean(value) - jnp.mean(jnp.asarray(target)))",
-      "slack = stop(jnp.mean(jnp.asarray(target)) - jnp.mean(value))",
+    m("a multiplier's sign", "Tuned.step", "jnp.mean(_v) - jnp.mean(_t)", "jnp.mean(_t) - jnp.mean(_v)",
       f"{PARTS}::test_a_multiplier_falls_while_its_value_is_above_the_target"),
-    m("a multiplier's gradient times its value", "core/multiplier.py",
-      "descend(self.optimizer, slack, m.opt, m.log)", "descend(self.optimizer, slack * jnp.exp(m.log), m.opt, m.log)",
+    m("a multiplier's gradient times its value", "Tuned.step",
+      "_f(_o, _g, _m._s, _m._l)", "_f(_o, _g * jnp.exp(_m._l), _m._s, _m._l)",
       f"{PARTS}::test_the_gradient_of_a_multiplier_is_the_slack_itself"),
-    m("a multiplier without bounds", "core/multiplier.py",
-      "jnp.exp(jnp.clip(m.log, jnp.log(LOW), jnp.log(HIGH)))", "jnp.exp(m.log)",
+    m("a multiplier without bounds", "Tuned.value", "jnp.exp(jnp.clip(_x, _a, _b))", "jnp.exp(_x)",
       f"{PARTS}::test_a_multiplier_is_clipped_in_value_and_not_in_gradient"),
-    m("log-probability without the tanh", "core/policies.py",
-      "(log_normal - log_slope).sum(-1)", "log_normal.sum(-1)",
+    m("log-probability without the tanh", "SquashedGaussian.sample", "(_a - _b).sum(-1)", "_a.sum(-1)",
       f"{PARTS}::test_log_probability_is_that_of_the_squashed_gaussian"),
-    m("noise of a deterministic policy not clipped", "core/policies.py",
-      "noise = jnp.clip(sigma * jax.random.normal(key, out.shape), -self.clip, self.clip)",
-      "noise = sigma * jax.random.normal(key, out.shape)",
-      f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"),
-    m("no gradient where the action saturates", "core/policies.py",
-      "return action + stop(jnp.clip(action, -1, 1) - action), ", "return jnp.clip(action, -1, 1), ",
-      f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"),
-    m("statistics pass a gradient", "core/normalizer.py",
-      "return (x - stop(self.mean)) / stop(self.std)", "return (x - self.mean) / self.std",
+    m("noise of a deterministic policy not clipped", "NoisyDeterministic.sample",
+      "_n = jnp.clip(_x, _a, _b)", "_n = _x", CLIPPED),
+    m("no gradient where the action saturates", "NoisyDeterministic.sample",
+      "_a + stop_gradient(jnp.clip(_a, -1, 1) - _a)", "jnp.clip(_a, -1, 1)", CLIPPED),
+    m("statistics pass a gradient", "Normalizer.__call__",
+      "(_x - stop_gradient(_m)) / stop_gradient(_s)", "(_x - _m) / _s",
       f"{PARTS}::test_statistics_are_constants_to_every_gradient"),
-    m("statistics forget that the mean moved", "core/normalizer.py",
-      "(self.std**2 + (self.mean - mean) ** 2)", "self.std**2",
+    m("statistics forget that the mean moved", "Normalizer.update", "_a**2 + (_b - _c) ** 2", "_a**2",
       f"{PARTS}::test_normalizer_equals_the_statistics_of_everything_seen"),
-    m("no floor under the deviation", "core/normalizer.py",
-      "std = jnp.maximum(jnp.sqrt(spread / count), FLOOR)", "std = jnp.sqrt(spread / count)",
+    m("no floor under the deviation", "Normalizer.update", "jnp.maximum(_x, _f)", "_x",
       f"{PARTS}::test_normalizer_floor_and_cap"),
     # ------------------------------------------------------------ replay
-    m("termination bootstraps", "replay.py",
-      "return Backup(reward, discount * bootstrap, ", "return Backup(reward, discount, ", REPLAY),
-    m("truncation does not bootstrap", "replay.py",
-      "self.end[lane, last % self.rows] != TERMINATED", "self.end[lane, last % self.rows] == 0", REPLAY),
-    m("n-step returns run past a truncation", "replay.py",
-      "going = going & (self.end[lane, at] == 0) &", "going = going & (self.end[lane, at] != TERMINATED) &", REPLAY),
-    m("n-step returns run past the newest transition", "replay.py",
-      " & (row + j != newest)", "", REPLAY),
-    m("gamma**n even where fewer rewards were summed", "replay.py",
-      "discount = jnp.where(going, discount * gamma, discount)", "discount = discount * gamma", REPLAY),
-    m("rewards not discounted within the return", "replay.py",
-      "jnp.where(going, discount * self.reward[lane, at], 0)", "jnp.where(going, self.reward[lane, at], 0)", REPLAY),
-    m("bootstrap from the state itself", "replay.py",
-      "self.frames(lane, last + 1))", "self.frames(lane, last))", REPLAY),
-    m("a start leaves one row late", "replay.py",
-      "oldest, popped = head - rows + self.stack - 1, self.popped",
-      "oldest, popped = head - rows + self.stack - 2, self.popped", REPLAY),
-    m("a start leaves one row early", "replay.py",
-      "oldest, popped = head - rows + self.stack - 1, self.popped",
-      "oldest, popped = head - rows + self.stack, self.popped", REPLAY),
-    m("the last observation gives way to the next first", "replay.py",
-      "jnp.where(t.valid, 1 + over, cut)", "jnp.where(t.valid, 1, cut)", REPLAY),
-    m("an episode that was cut goes on", "replay.py",
-      "(before, TRUNCATED, cut)", "(before, 0, cut)", REPLAY),
-    m("writing a row copies its column", "replay.py",
-      "(*writes, nowhere) if len(writes) == 1 else writes", "writes", f"{REPLAY}::test_a_step_copies_no_column"),
-    m("resets count as transitions", "replay.py", "self.pushed + t.valid,", "self.pushed + 1,", REPLAY),
-    m("the newest transition is never drawn", "replay.py",
-      "jnp.maximum(bound[-1], 1)", "jnp.maximum(bound[-1] - 1, 1)", REPLAY),
-    m("frame stacks cross a reset", "replay.py",
-      "back = jnp.minimum(jnp.arange(self.stack)[::-1], age[..., None])",
-      "back = jnp.arange(self.stack)[::-1]", REPLAY),
+    m("termination bootstraps", BACKUP, "return _f(_r, _d * _b, _o)", "return _f(_r, _d, _o)", REPLAY),
+    m("truncation does not bootstrap", BACKUP, "_b = _e != _t", "_b = _e == 0", REPLAY),
+    m("n-step returns run past a truncation", BACKUP, "_g & (_e == 0) & _n", "_g & (_e != TERMINATED) & _n", REPLAY),
+    m("n-step returns run past the newest transition", BACKUP, "_g & (_r + _j != _n)", "_g", REPLAY),
+    m("gamma**n even where fewer rewards were summed", BACKUP, "jnp.where(_g, _d * _y, _d)", "_d * _y", REPLAY),
+    m("rewards not discounted within the return", BACKUP, "jnp.where(_g, _d * _r, 0)", "jnp.where(_g, _r, 0)", REPLAY),
+    m("bootstrap from the state itself", BACKUP, "_f(_l, _r + 1)", "_f(_l, _r)", REPLAY),
+    m("a start leaves one row late", "Replay.add", "_h - _r + _s - 1", "_h - _r + _s - 2", REPLAY),
+    m("a start leaves one row early", "Replay.add", "_h - _r + _s - 1", "_h - _r + _s", REPLAY),
+    m("the last observation gives way to the next first", "Replay.add",
+      "jnp.where(_v, 1 + _o, _c)", "jnp.where(_v, 1, _c)", REPLAY),
+    m("an episode that was cut goes on", "Replay.add", "(_b, TRUNCATED, _c)", "(_b, 0, _c)", REPLAY),
+    m("writing a row copies its column", "_put", "(*_w, _n) if len(_w) == 1 else _w", "_w",
+      f"{REPLAY}::test_a_step_copies_no_column"),
+    m("resets count as transitions", "Replay.add", "_r._p + _t._v", "_r._p + 1", REPLAY),
+    m("the newest transition is never drawn", "Replay.draw", "jnp.maximum(_b, 1)", "jnp.maximum(_b - 1, 1)", REPLAY),
+    m("frame stacks cross a reset", "Replay.frames", "jnp.minimum(_x, _a)", "_x", REPLAY),
 ]  # fmt: skip
+
+GAIN = f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"
+APART = f"{INTRINSIC}::test_disagreement_of_a_case_made_by_hand"
+MAXINFO_ACTOR, MAXINFO_CRITIC = "MaxInfo.actor_step", "MaxInfo.critic_step"
+DROPOUT = f"{LEARNER}::test_dropout_follows_its_key_in_values_and_targets"
 
 ALGORITHMS = [
     # ------------------------------------------------------------ information gain and its relatives
-    m("variance over the batch", "intrinsic/ensemble.py",
-      "(x - stop(x[:1])).var(0, ddof=ddof)",
-      "jnp.broadcast_to((x - stop(x[:1])).var(1, ddof=ddof).mean(0), x.shape[1:])",
-      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand", MAXINFO),
-    m("sample variance in the information gain", "intrinsic/info_gain.py",
-      "jnp.log1p(variance(mean) / noise)", "jnp.log1p(variance(mean, 1) / noise)",
-      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"),
-    m("noise not squared", "intrinsic/info_gain.py",
-      "noise = self.noise**2 if", "noise = self.noise if",
-      f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"),
-    m("population deviation in the disagreement", "intrinsic/ensemble.py",
-      "square = variance(x, ddof=1)", "square = variance(x)", f"{INTRINSIC}::test_disagreement_of_a_case_made_by_hand"),
-    m("a square root without a gradient at 0", "intrinsic/ensemble.py",
-      "jnp.sqrt(jnp.where(apart, square, 1.0))", "jnp.sqrt(square)",
+    m("variance over the batch", "variance",
+      "(_x - _y).var(0, _k=_d)", "jnp.broadcast_to((_x - _y).var(1, _k=_d).mean(0), _x.shape[1:])", GAIN, MAXINFO),
+    m("sample variance in the information gain", "InfoGain.score",
+      "jnp.log1p(_f(_m) / _n)", "jnp.log1p(_f(_m, 1) / _n)", GAIN),
+    m("noise not squared", "InfoGain.score", "_n**2 if _c else _x", "_n if _c else _x", GAIN),
+    m("population deviation in the disagreement", "member_std", "_f(_x, _k=1)", "_f(_x)", APART),
+    m("a square root without a gradient at 0", "member_std", "jnp.sqrt(jnp.where(_c, _x, 1.0))", "jnp.sqrt(_x)",
       f"{INTRINSIC}::test_members_that_agree_score_zero_with_a_finite_gradient"),
-    m("gradient into the model that is asked", "intrinsic/ensemble.py",
-      "self.predict(stop(model.members),", "self.predict(model.members,",
+    m("gradient into the model that is asked", "Ensemble.outcome", "stop_gradient(_x)", "_x",
       f"{INTRINSIC}::test_a_model_is_a_constant_to_those_who_ask_it"),
-    m("targets normalised with the statistics before", "intrinsic/ensemble.py",
-      "(model.members, inputs(x), outputs(y))", "(model.members, model.inputs(x), model.outputs(y))",
+    m("targets normalised with the statistics before", "Ensemble.update",
+      "_f(_m._e, _i(_x), _o(_y))", "_f(_m._e, _m.inputs(_x), _m.outputs(_y))",
       f"{INTRINSIC}::test_statistics_contain_the_batch_before_it_is_normalised"),
-    m("the model predicts the next state", "intrinsic/ensemble.py",
-      "e.next_z - e.z if model.delta else e.next_z", "e.next_z", f"{INTRINSIC}::test_targets_of_states_and_of_latents"),
-    m("blocks weigh by their width", "intrinsic/ensemble.py",
-      "part.mean(-1) for part", "part.sum(-1) for part", f"{INTRINSIC}::test_disagreement_of_a_case_made_by_hand"),
-    m("learned noise that likes to be large", "intrinsic/ensemble.py",
-      "(0.5 * error / std**2 + jnp.log(std))", "(0.5 * error / std**2 - jnp.log(std))",
+    m("the model predicts the next state", "Ensemble.target", "_a - _b if _c else _a", "_a",
+      f"{INTRINSIC}::test_targets_of_states_and_of_latents"),
+    m("blocks weigh by their width", "Ensemble.per_block", "_p.mean(-1)", "_p.sum(-1)", APART),
+    m("learned noise that likes to be large", "Ensemble.loss", "_e + jnp.log(_s)", "_e - jnp.log(_s)",
       f"{INTRINSIC}::test_learned_noise_is_trained_by_the_likelihood"),
-    m("curiosity in raw units", "intrinsic/curiosity.py",
-      "model.outputs(self.target(model, model.inputs, e))", "self.target(model, model.inputs, e)",
+    m("curiosity in raw units", "Curiosity.reward", "jnp.square(_m - _f(_t))", "jnp.square(_m - _t)",
       f"{INTRINSIC}::test_curiosity_of_a_case_made_by_hand"),
-    m("the random network is trained", "intrinsic/ensemble.py",
-      "members=members, opt=opt, inputs=inputs, outputs=outputs)",
-      "members=members, opt=opt, inputs=inputs, outputs=outputs,\n"
-      "                        frozen=jax.tree.map(lambda x: 0.999 * x, model.frozen))",
+    m("the random network is trained", "Ensemble.update",
+      "replace(_m, **__k)", "replace(_m, frozen=jax.tree.map(lambda x: 0.999 * x, _m.frozen), **__k)",
       f"{INTRINSIC}::test_the_random_network_is_never_trained_and_its_predictors_come_to_agree"),
     # ------------------------------------------------------------ MaxInfo
-    m("the actor standardises with old statistics", "explore/maxinfo.py",
-      "return alpha2 * scale(raw), (scale, raw)", "return alpha2 * s.scale(raw), (scale, raw)", MAXINFO),
-    m("statistics without the target policy's gains", "explore/maxinfo.py",
-      "s.scale.update(jnp.concatenate([raw, slow_raw]))", "s.scale.update(raw)", MAXINFO),
-    m("the critic's gain is not standardised", "explore/maxinfo.py",
-      "alpha2 * s.scale(self.intrinsic.score(s.model, z, a))", "alpha2 * self.intrinsic.score(s.model, z, a)", MAXINFO),
-    m("the target policy shares the policy's noise", "explore/maxinfo.py",
-      "jax.random.fold_in(key, 1), clock)", "jax.random.split(key)[0], clock)",
+    m("the actor standardises with old statistics", MAXINFO_ACTOR,
+      "(_w * _n(_r), (_n, _r))", "(_w * _s._scale(_r), (_n, _r))", MAXINFO, given="_n = _s._scale._f(_x)"),
+    m("statistics without the target policy's gains", MAXINFO_ACTOR,
+      "_f(jnp.concatenate([_r, _t]))", "_f(_r)", MAXINFO),
+    m("the critic's gain is not standardised", MAXINFO_CRITIC,
+      "_w * _f(_g(_m, _z, _a))", "_w * _g(_m, _z, _a)", MAXINFO),
+    m("the target policy shares the policy's noise", MAXINFO_ACTOR,
+      "jax.random.fold_in(_k, 1)", "jax.random.split(_k)[0]",
       f"{LEARNER}::test_target_policy_and_policy_draw_their_own_noise"),
-    m("the base's key does not pass untouched", "explore/maxinfo.py",
-      "self.learner.critic_step(s.learner, batch, key, clock, shaping)",
-      "self.learner.critic_step(s.learner, batch, jax.random.fold_in(key, 9), clock, shaping)",
+    m("the base's key does not pass untouched", MAXINFO_CRITIC,
+      "_f(_l, _b, _k, _c, _s)", "_f(_l, _b, jax.random.fold_in(_k, 9), _c, _s)",
       f"{LAWS}::test_maxinfo_without_weight_is_sac_bit_for_bit"),
-    m("alpha2's sign", "explore/maxinfo.py",
-      "weight = self.weight.step(s.weight, scale(raw), held_at)",
-      "weight = self.weight.step(s.weight, held_at, scale(raw))",
+    m("alpha2's sign", MAXINFO_ACTOR, "_f(_s._w, _n(_r), _h)", "_f(_s._w, _h, _n(_r))",
       f"{LEARNER}::test_alpha2_rises_iff_the_policy_gathers_less_than_the_target_policy"),
-    m("mask on the gain's own critic", "explore/maxinfo.py",
-      "(batch.one if self.episodic else batch.endless)", "batch.one",
+    m("mask on the gain's own critic", MAXINFO_CRITIC, "_a if _c else _b", "_a",
       f"{REFERENCE}::test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic"),
     # ------------------------------------------------------------ DroQ and DDPG
-    m("targets without dropout", LEARN,
-      "q = self.heads(s.slow.critic, heads, features, a, k_dropout)",
-      "q = self.heads(s.slow.critic, heads, features, a, None)",
-      f"{LEARNER}::test_dropout_follows_its_key_in_values_and_targets"),
-    m("one dropout for all critics", LEARN,
-      "keys = jax.random.split(key, flat.layers[0].bias.shape[0])",
-      "keys = jnp.stack([key] * flat.layers[0].bias.shape[0])",
-      f"{LEARNER}::test_dropout_follows_its_key_in_values_and_targets"),
-    m("DDPG with DrQv2's clip", "algorithms.py",
-      "NoisyDeterministic(clip=0.5)", "NoisyDeterministic(clip=0.3)", f"{LEARNER}::test_the_papers_numbers"),
+    m("targets without dropout", TARGET, "_f(_c, _h, _x, _a, _k)", "_f(_c, _h, _x, _a, None)", DROPOUT),
+    m("one dropout for all critics", "ActorCritic.heads",
+      "jax.random.split(_k, _n)", "jnp.stack([_k] * _n)", DROPOUT),
+    m("DDPG with DrQv2's clip", "BASES", "_p(_c=0.5)", "_p(_c=0.3)", f"{LEARNER}::test_the_papers_numbers"),
     # ------------------------------------------------------------ REDQ and OAC
-    m("a subset of two equal critics", LEARN,
-      "(self.subset,), replace=False)", "(self.subset,), replace=True)",
+    m("a subset of two equal critics", TARGET,
+      "jax.random.choice(_k, _n, _x, replace=False)", "jax.random.choice(_k, _n, _x, replace=True)",
       f"{LEARNER}::test_two_distinct_target_critics_per_update"),
-    m("optimism's norm over the batch", "core/optimism.py",
-      "(gradient**2 * var).sum(-1, keepdims=True)", "(gradient**2 * var).sum()",
+    m("optimism's norm over the batch", "Optimism.__call__", "_x.sum(-1, keepdims=True)", "_x.sum()",
       f"{PARTS}::test_optimism_treats_rows_independently_and_is_nothing_without_cause"),
-    m("optimism without the variance", "core/optimism.py",
-      "self.shift * var * gradient / norm", "self.shift * gradient / norm",
+    m("optimism without the variance", "Optimism.__call__", "_c * _v * _g / _n", "_c * _g / _n",
       f"{PARTS}::test_optimism_shifts_by_a_fixed_divergence"),
-    m("optimism that fears the spread", "core/optimism.py",
-      "value.mean(0) + self.beta *", "value.mean(0) - self.beta *",
+    m("optimism that fears the spread", "Optimism.__call__", "_q.mean(0) + _b", "_q.mean(0) - _b",
       f"{PARTS}::test_optimism_follows_the_upper_bound"),
-    m("optimism in evaluation", LEARN,
-      "        if not explore:\n            return self.policy.mode(out)\n        if self.optimism is not None:\n"
-      "            out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])\n",
-      "        if self.optimism is not None:\n"
-      "            out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])\n"
-      "        if not explore:\n            return self.policy.mode(out)\n",
+    m("optimism in evaluation", "ActorCritic.act",
+      "if not _e:\n    return _m\nif _o is not None:\n    _x = _y",
+      "if _o is not None:\n    _x = _y\nif not _e:\n    return _m",
       f"{LEARNER}::test_evaluation_is_tanh_of_the_mean_and_draws_nothing"),
     # ------------------------------------------------------------ intrinsic sum and EIPO
-    m("lambda's sign", "explore/eipo.py",
-      "self.weight.step(mixed.weight, mixture.value[0], alone.value[0])",
-      "self.weight.step(mixed.weight, alone.value[0], mixture.value[0])",
+    m("lambda's sign", "Eipo.actor_step", "_f(_w, _a._v[0], _b._v[0])", "_f(_w, _b._v[0], _a._v[0])",
       f"{EXPLORE}::test_lambda_holds_the_task_value_at_the_greedy_agents"),
-    m("lambda multiplies the intrinsic value", "explore/intrinsic_sum.py",
-      "(1.0, 1.0 / self.weight.value(s.weight))", "(1.0, self.weight.value(s.weight))", EIPO),
-    m("mask on the intrinsic critic", "explore/intrinsic_sum.py",
-      "batch.endless._replace(reward=reward)", "batch.one._replace(reward=reward)", SUM),
-    m("entropy on the task's channel", "explore/intrinsic_sum.py", "entropy=1)", "entropy=0)", SUM),
-    m("the greedy agent has entropy", "explore/eipo.py", "GREEDY = Shaping(entropy=None)", "GREEDY = Shaping()", EIPO),
-    m("the greedy agent acts", "explore/eipo.py", "return self.mixed.learner", "return self.greedy",
+    m("lambda multiplies the intrinsic value", "IntrinsicSum.shaping", "(1.0, 1.0 / _w)", "(1.0, _w)", EIPO),
+    m("mask on the intrinsic critic", "IntrinsicSum.shaping", "_b._n._replace(_k=_r)", "_b.one._replace(_k=_r)", SUM),
+    m("entropy on the task's channel", "IntrinsicSum.shaping", "_f(_b, _w, _k=1)", "_f(_b, _w, _k=0)", SUM),
+    m("the greedy agent has entropy", "GREEDY", "_f(_k=None)", "_f()", EIPO),
+    m("the greedy agent acts", "EipoState.learner", "_s._m._l", "_s.greedy",
       f"{EXPLORE}::test_the_greedy_agent_has_no_entropy_and_never_acts"),
-    m("the intrinsic reward's statistics updated before use", "explore/intrinsic_sum.py",
-      "s.scale(reward(latents))", "s.scale.update(reward(latents))(reward(latents))", SUM),
-    m("statistics of standardised rewards", "explore/intrinsic_sum.py",
-      "scale=s.scale.update(raw))", "scale=s.scale.update(s.scale(raw)))", SUM),
+    m("the intrinsic reward's statistics updated before use", "IntrinsicSum.critic_step",
+      "_s._n(_r(_l))", "_s._n.update(_r(_l))(_r(_l))", SUM),
+    m("statistics of standardised rewards", "IntrinsicSum.critic_step", "_s._n._f(_r)", "_s._n._f(_s._n(_r))", SUM),
     # ------------------------------------------------------------ switch
-    m("a switch inside a round", "explore/switch.py",
-      "turn = clock.step // self.schedule.period", "turn = clock.step // (self.schedule.period // 2 + 1)",
+    m("a switch inside a round", "Switch.exploring", "_c // _p", "_c // (_p // 2 + 1)",
       f"{EXPLORE}::test_the_mode_is_constant_within_a_round"),
-    m("epsilon below zero", "explore/switch.py", "jnp.maximum(0.0, (self.start", "jnp.maximum(-9.0, (self.start",
+    m("epsilon below zero", "Epsilon.__call__", "jnp.maximum(0.0, _x)", "jnp.maximum(-9.0, _x)",
       f"{EXPLORE}::test_epsilon_falls_linearly_and_stops_at_zero"),
-    m("explore one step longer", "explore/switch.py",
-      "(remaining > 1 - self.fraction)", "(remaining >= 1 - self.fraction)",
+    m("explore one step longer", "Then.__call__", "_a > _b", "_a >= _b",
       f"{EXPLORE}::test_explore_then_exploit_switches_once_at_a_quarter"),
-    m("the curious agent never ends", "explore/switch.py",
-      "batch.one._replace(reward=reward)", "batch.endless._replace(reward=reward)", SWITCH),
-    m("the curious agent learns the task", "explore/switch.py",
-      "Shaping(backup=(batch.one._replace(reward=reward),))", "Shaping(backup=(batch.one,))",
+    m("the curious agent never ends", "Switch.critic_step",
+      "_b._o._replace(_k=_r)", "_b.non_episodic._replace(_k=_r)", SWITCH),
+    m("the curious agent learns the task", "Switch.critic_step", "_b._o._replace(_k=_r)", "_b._o",
       f"{EXPLORE}::test_the_curious_agent_knows_nothing_of_the_reward"),
-    m("the curious agent is evaluated", "explore/switch.py",
-      "        if not explore:\n            return task\n", "",
+    m("the curious agent is evaluated", "Switch.act", "if not _e:\n    return _t", "pass",
       f"{EXPLORE}::test_who_acts_is_who_the_schedule_says"),
 ]  # fmt: skip
 
 ENCODER, SEEING, DRM, PRODUCT, FRAMES, PROBE = (
     f"tests/test_pixels_{n}.py" for n in ("encoder", "learner", "drm", "product", "replay", "probe")
 )
-EYES, PLASTIC = "core/encoders.py", "core/plasticity.py"
-FEATURES = f"{ENCODER}::test_20_features_are_four_convolutions_in_nhwc_order"
-PROJECTION = f"{ENCODER}::test_20_projection_is_dense_layer_norm_tanh_with_lecun_weights"
-SLOPES = f"{ENCODER}::test_20_gradients_of_the_convolution_are_those_of_jax"
-VIEWS = f"{ENCODER}::test_20_every_image_of_a_batch_is_shifted_on_its_own"
-COUNTED = f"{DRM}::test_28_the_ratio_counts_neurons_zeroed_by_hand"
+FEATURES = f"{ENCODER}::test_features_are_four_convolutions_in_nhwc_order"
+PROJECTION = f"{ENCODER}::test_projection_is_dense_layer_norm_tanh_with_lecun_weights"
+SLOPES = f"{ENCODER}::test_gradients_of_the_convolution_are_those_of_jax"
+VIEWS = f"{ENCODER}::test_every_image_of_a_batch_is_shifted_on_its_own"
+CROP = f"{ENCODER}::test_a_shift_is_a_crop_of_the_image_padded_with_its_border"
+LATENTS = f"{SEEING}::test_latents_come_through_the_target_trunk_of_the_augmented_batch"
+COUNTED = f"{DRM}::test_the_ratio_counts_neurons_zeroed_by_hand"
+WAKING = f"{DRM}::test_waking_latches_and_not_before_step_2000"
 PASSES = f"{PRODUCT}::test_an_update_encodes_as_few_images_as_the_algorithm_allows"
+STACKED = f"{FRAMES}::test_evaluation_stacks_as_the_replay_does"
+DORMANT = "ActorCritic.perturb_dormant"
 
 PIXELS = [
     # ------------------------------------------------------------ the encoder
-    m("the critic's loss does not train the encoder", LEARN,
-      "(*to_encoder(by_features), by_critic)", "(*to_encoder(0 * by_features), by_critic)",
+    m("the critic's loss does not train the encoder", CRITIC, "(*_f(_g), _c)", "(*_f(0 * _g), _c)",
       "tests/test_pixels_learner.py"),
-    m("images in slices out of order", EYES,
-      "images.reshape(-1, few, *images.shape[1:])).reshape(count, -1)",
-      "images.reshape(-1, few, *images.shape[1:])[::-1]).reshape(count, -1)", FEATURES),
-    m("images from 0 to 255", EYES, "images.astype(jnp.float32) / 255", "images.astype(jnp.float32)", FEATURES),
-    m("every convolution has stride 1", EYES, "(2, 1, 1, 1), 32", "(1, 1, 1, 1), 32",
-      f"{ENCODER}::test_20_width_of_the_features"),
-    m("a convolution's bias forgotten", EYES, "stride) + layer.bias)", "stride))", FEATURES),
-    m("no ReLU", EYES, "x = jax.nn.relu(", "x = (", FEATURES),
-    m("no tanh after the projection", EYES, "jnp.tanh(self.norm(self.dense(features)))",
-      "self.norm(self.dense(features))", PROJECTION),
-    m("an orthogonal projection", EYES, ', init="lecun")', ")", PROJECTION),
-    m("one shift for a whole batch", EYES, "jax.random.randint(key, (2, count, 1), -SHIFT, SHIFT + 1)",
-      "jnp.broadcast_to(jax.random.randint(key, (2, 1, 1), -SHIFT, SHIFT + 1), (2, count, 1))", VIEWS),
-    m("shifts of at most 3", EYES, "-SHIFT, SHIFT + 1)", "1 - SHIFT, SHIFT)",
-      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
-    m("the picture wraps around", EYES, "jnp.clip(jnp.arange(height) + down, 0, height - 1)",
-      "(jnp.arange(height) + down) % height",
-      f"{ENCODER}::test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border"),
-    m("observation and successor shifted alike", EYES, "view(batch.one, k_one)", "view(batch.one, k_obs)", VIEWS),
-    m("the n-step observation not shifted", EYES, "view(batch.nstep, k_nstep)", "batch.nstep", VIEWS),
-    m("channels pooled by default", EYES,
-      "reshape(*lead, EMBEDDING, -1).max(-1)", "reshape(*lead, -1, EMBEDDING).max(-2)",
-      f"{ENCODER}::test_21_the_embedding_is_a_maximum_over_windows"),
-    m("latents as differences", EYES, "EMBEDDING, delta=False)", "EMBEDDING, delta=True)",
+    m("images in slices out of order", "in_slices", "jax.lax.map(_f, _x)", "jax.lax.map(_f, _x[::-1])", FEATURES),
+    m("images from 0 to 255", "_features", "_x / 255", "_x", FEATURES),
+    m("every convolution has stride 1", "STRIDES", "(2, 1, 1, 1)", "(1, 1, 1, 1)",
+      f"{ENCODER}::test_width_of_the_features"),
+    m("a convolution's bias forgotten", "_features", "_c + _l._b", "_c", FEATURES),
+    m("no ReLU", "_features", "jax.nn.relu(_x)", "_x", FEATURES),
+    m("no tanh after the projection", "Projection.__call__", "jnp.tanh(_x)", "_x", PROJECTION),
+    m("an orthogonal projection", "Projection.__init__", '_f(_k, _w, _l, init="lecun")', "_f(_k, _w, _l)", PROJECTION),
+    m("one shift for a whole batch", "shifted", "jax.random.randint(_k, (2, _n, 1), _a, _b)",
+      "jnp.broadcast_to(jax.random.randint(_k, (2, 1, 1), _a, _b), (2, _n, 1))", VIEWS),
+    m("shifts of at most 3", "shifted",
+      "jax.random.randint(_k, _n, -_a, _a + 1)", "jax.random.randint(_k, _n, 1 - _a, _a)", CROP),
+    m("the picture wraps around", "shifted", "jnp.clip(_x, 0, _n - 1)", "_x % _n", CROP, nth=0),
+    m("observation and successor shifted alike", "Pixels.augment",
+      "_b._replace(_a=_f(_x, _k), _c=_g(_y, _l), **__r)", "_b._replace(_a=_f(_x, _k), _c=_g(_y, _k), **__r)", VIEWS),
+    m("the n-step observation not shifted", "Pixels.augment",
+      "None if _c else _f(_x, _k)", "None if _c else _x", VIEWS),
+    m("channels pooled by default", "Pixels.extra",
+      "_f.reshape(*_l, _e, -1).max(-1)", "_f.reshape(*_l, -1, _e).max(-2)",
+      f"{ENCODER}::test_the_embedding_is_a_maximum_over_windows"),
+    m("latents as differences", "Pixels.latents", "_f(_z, _a, _e, _k=False)", "_f(_z, _a, _e, _k=True)",
       f"{ENCODER}::test_latents_are_absolute_and_83_wide_with_embedding_and_reward"),
-    m("a kernel not turned in the gradient", EYES, "weight[::-1, ::-1].transpose", "weight.transpose", SLOPES),
-    m("rows no window reaches get a gradient", EYES, "KERNEL - 1 + more) for more", "KERNEL - 1) for more", SLOPES),
-    m("JAX's own gradients", EYES, "convolve(x, layer.weight, stride)",
-      'jax.lax.conv_general_dilated(x, layer.weight, (stride, stride), "VALID", dimension_numbers=LAYOUT)',
+    m("a kernel not turned in the gradient", "_convolve_bwd", "_w[::-1, ::-1]", "_w", SLOPES),
+    m("rows no window reaches get a gradient", "_convolve_bwd", "_k - 1 + _m", "_k - 1", SLOPES),
+    m("JAX's own gradients", "_features", "_f(_x, _l._w, _s)",
+      'jax.lax.conv_general_dilated(_x, _l._w, (_s, _s), "VALID", dimension_numbers=LAYOUT)',
       f"{ENCODER}::test_convolutions_keep_the_layout_that_is_quick_in_a_loop"),
-    m("float images", EYES, "if obs.dtype != jnp.uint8:", "if False:",
+    m("float images", "Pixels.features", "_o.dtype != jnp.uint8", "False",
       f"{ENCODER}::test_what_cannot_be_encoded_is_refused_with_a_sentence"),
-    m("a blind encoder", EYES, "return x.reshape(x.shape[0], -1)", "return 0 * x.reshape(x.shape[0], -1)", PROBE),
+    m("a blind encoder", "_features", "return _x", "return 0 * _x", PROBE),
     # ------------------------------------------------------------ one encoder, latents, two critics
-    m("the actor trains the convolutions", LEARN, "features, sigma, alpha = stop(self.features(s, batch.obs)),",
-      "features, sigma, alpha = self.features(s, batch.obs),",
-      f"{SEEING}::test_20_the_actors_loss_gives_no_gradient_to_the_convolutions"),
-    m("z through the fast trunk", LEARN, "z = self.encoder.trunk(s.slow.critic.trunk, features)\n",
-      "z = self.encoder.trunk(s.params.critic.trunk, features)\n",
-      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
-    m("the model predicts n steps on", LEARN,
-      "self.features(s, batch.one.next_obs))", "self.features(s, batch.task.next_obs))",
-      f"{SEEING}::test_latents_come_through_the_slow_trunk_of_the_augmented_batch"),
-    m("both critics' next actions share their noise", LEARN, "b.next_obs, own(k_action, c), own(k_dropout, c))",
-      "b.next_obs, k_action, own(k_dropout, c))",
+    m("the actor trains the convolutions", ACTOR, "stop_gradient(_f(_s, _o))", "_f(_s, _o)",
+      f"{SEEING}::test_the_actors_loss_gives_no_gradient_to_the_convolutions"),
+    m("z through the online trunk", "ActorCritic.latents", "_f(_s._t._c._k, _x)", "_f(_s.params._c._k, _x)", LATENTS,
+      nth=0),
+    m("the model predicts n steps on", "ActorCritic.latents",
+      "_f(_s, _b.one.next_obs)", "_f(_s, _b.task.next_obs)", LATENTS),
+    m("both critics' next actions share their noise", TARGET,
+      "_f(_s, _o, _g(_k, _c), _g(_d, _c))", "_f(_s, _o, _k, _g(_d, _c))",
       f"{SEEING}::test_next_actions_of_the_two_critics_have_their_own_noise"),
-    m("the gain itself in the n-step actor", "explore/maxinfo.py",
-      "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, alpha2), bonus=bonus) if",
-      f"{SEEING}::test_27_the_gain_itself_gives_drqv2s_actor_no_gradient"),
-    m("the gain's critic without its weight", "explore/maxinfo.py",
-      "Shaping((None, None), (1.0, alpha2)) if", "Shaping((None, None), (1.0, 1.0)) if",
-      f"{SEEING}::test_26_the_actor_maximises_both_critics_by_their_weight"),
-    m("an image encoded once more than needed", LEARN, "self.pi(s.slow.actor, self.features(s, obs))",
-      "self.pi(s.slow.actor, self.features(s, obs[::-1])[::-1])", PASSES),
-    m("a schedule that is over early", "algorithms.py", "Linear(1.0, 0.1, 500_000)", "Linear(1.0, 0.1, 100_000)",
-      f"{SEEING}::test_25_schedules_have_their_ends_and_stay_there"),
-    m("wider noise in updates", "algorithms.py", "NoisyDeterministic(clip=0.3)", "NoisyDeterministic(clip=0.5)",
-      f"{SEEING}::test_24_noise_of_updates_is_clipped_and_that_of_acting_is_not"),
-    m("falling noise beside the gain", "algorithms.py",
-      'replace(BASES["drqv2"], noise=NOISES["constant"])', 'BASES["drqv2"]',
+    m("the gain itself in the n-step actor", MAXINFO_ACTOR,
+      "_f(_n, _w) if _c else _f(_k=_b)", "_f(_n, _w, _k=_b) if _c else _f(_k=_b)",
+      f"{SEEING}::test_the_gain_itself_gives_drqv2s_actor_no_gradient"),
+    m("the gain's critic without its weight", MAXINFO_ACTOR, "_f(_n, (1.0, _w))", "_f(_n, (1.0, 1.0))",
+      f"{SEEING}::test_the_actor_maximises_both_critics_by_their_weight"),
+    m("an image encoded once more than needed", "ActorCritic.target_action",
+      "_p(_a, _f(_s, _o))", "_p(_a, _f(_s, _o[::-1])[::-1])", PASSES),
+    m("a schedule that is over early", "NOISES", "_f(1.0, 0.1, 500_000)", "_f(1.0, 0.1, 100_000)",
+      f"{SEEING}::test_schedules_have_their_ends_and_stay_there"),
+    m("wider noise in updates", "DRQV2", "_p(_c=0.3)", "_p(_c=0.5)",
+      f"{SEEING}::test_noise_of_updates_is_clipped_and_that_of_acting_is_not"),
+    m("falling noise beside the gain", "TWEAKS", 'replace(_b["drqv2"], **__k)', '_b["drqv2"]',
       f"{SEEING}::test_the_information_gain_replaces_the_falling_noise"),
     # ------------------------------------------------------------ dormant neurons
-    m("dormant against a fixed level", PLASTIC, "layer < self.threshold * layer.mean()", "layer < self.threshold",
-      f"{DRM}::test_28_a_neuron_is_dormant_below_a_share_of_its_own_layer"),
-    m("the projection's neurons not counted", LEARN,
-      "(*self.encoder.linear(actor.trunk, features), *actor", "(*actor", COUNTED),
-    m("a hidden layer not counted", LEARN, "*actor.head.hidden(z)[1:], actor.head(z))",
-      "*actor.head.hidden(z)[2:], actor.head(z))", COUNTED),
-    m("awake too early", PLASTIC, " & (update >= self.after)", "",
-      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
-    m("waking anew", PLASTIC, "(v.awake == ASLEEP) & (ratio", "(ratio",
-      f"{DRM}::test_30_waking_latches_and_not_before_step_2000"),
-    m("the smaller of ratio and schedule", PLASTIC, "jnp.maximum(dormant,", "jnp.minimum(dormant,",
-      f"{DRM}::test_30_noise_follows_the_ratio_until_the_actor_wakes"),
-    m("the schedule always global", PLASTIC, "update - v.awake if self.origin", "update if self.origin",
-      f"{DRM}::test_30_the_schedule_may_start_when_the_actor_wakes"),
-    m("acting with the updates' noise", LEARN, 'self.sigma(s, clock, "acting")', "self.sigma(s, clock)",
-      f"{DRM}::test_30_where_the_noise_follows_the_ratio"),
-    m("more dormant, more kept", PLASTIC, "1 - self.factor * v.ratio", "self.factor * v.ratio",
-      f"{DRM}::test_29_how_much_is_kept"),
-    m("a perturbation one update late", PLASTIC, "(update + 1) % self.every", "update % self.every",
-      f"{DRM}::test_29_only_on_multiples"),
-    m("layer norms and convolutions perturbed", PLASTIC, " if dense(a) else a", "",
-      f"{DRM}::test_29_keeping_all_changes_nothing_and_keeping_nothing_starts_anew"),
-    m("slow networks get the same fresh draws", LEARN, "perturbed(s.slow, other.slow, kappa)",
-      "perturbed(s.slow, fresh.slow, kappa)", f"{DRM}::test_29_fresh_draws_are_independent_in_every_network"),
-    m("slow networks not perturbed", LEARN, "perturbed(s.slow, other.slow, kappa)", "s.slow",
-      f"{DRM}::test_31_dense_layers_of_every_network_are_drawn_towards_fresh_ones"),
-    m("the actor's optimiser goes on", LEARN,
-      ", actor_opt=fresh.actor_opt)", ")", f"{DRM}::test_29_optimisers_start_anew"),
-    m("networks initialised at every update", LEARN,
-      "jax.lax.cond(plasticity.due(clock.update), perturb, lambda s: s, s) if",
-      "jax.tree.map(lambda a, b: jnp.where(plasticity.due(clock.update), a, b), perturb(s), s) if",
-      f"{DRM}::test_29_a_perturbation_stays_conditional_when_seeds_are_mapped"),
+    m("dormant against a fixed level", "Dormant.ratio", "_l < _t * _l.mean()", "_l < _t",
+      f"{DRM}::test_a_neuron_is_dormant_below_a_share_of_its_own_layer"),
+    m("the projection's neurons not counted", DORMANT, "(*_a, *_b, _c)", "(*_b, _c)", COUNTED),
+    m("a hidden layer not counted", DORMANT, "_h(_z)[1:]", "_h(_z)[2:]", COUNTED),
+    m("awake too early", "Dormant.observe", "_a & (_u >= _b)", "_a", WAKING),
+    m("waking anew", "Dormant.observe", "(_v == _a) & (_r < _t)", "_r < _t", WAKING),
+    m("the smaller of ratio and schedule", "Dormant.sigma", "jnp.maximum(_a, _b)", "jnp.minimum(_a, _b)",
+      f"{DRM}::test_noise_follows_the_ratio_until_the_actor_wakes"),
+    m("the schedule always global", "Dormant.sigma", "_u - _a if _c else _u", "_u",
+      f"{DRM}::test_the_schedule_may_start_when_the_actor_wakes"),
+    m("acting with the updates' noise", "ActorCritic.act", '_f(_s, _c, "acting")', "_f(_s, _c)",
+      f"{DRM}::test_where_the_noise_follows_the_ratio"),
+    m("more dormant, more kept", "Dormant.kappa", "1 - _f * _r", "_f * _r", f"{DRM}::test_how_much_is_kept"),
+    m("a perturbation one update late", "Dormant.due", "(_u + 1) % _e", "_u % _e", f"{DRM}::test_only_on_multiples"),
+    m("layer norms and convolutions perturbed", "perturbed", "_a if _c else _b", "_a",
+      f"{DRM}::test_keeping_all_changes_nothing_and_keeping_nothing_starts_anew"),
+    m("target networks get the same fresh draws", DORMANT,
+      "(_f(_s._p, _n._p, _k), _f(_s._t, _o._t, _k))", "(_f(_s._p, _n._p, _k), _f(_s._t, _n._t, _k))",
+      f"{DRM}::test_fresh_draws_are_independent_in_every_network"),
+    m("target networks not perturbed", DORMANT,
+      "(_f(_s._p, _n._p, _k), _f(_s._t, _o._t, _k))", "(_f(_s._p, _n._p, _k), _s._t)",
+      f"{DRM}::test_dense_layers_of_every_network_are_drawn_towards_fresh_ones"),
+    m("the actor's optimiser goes on", DORMANT,
+      "replace(_s, _a=_b, _c=_d, _v=_n._v, _w=_n._w)", "replace(_s, _a=_b, _c=_d, _v=_n._v)",
+      f"{DRM}::test_optimisers_start_anew"),
+    m("networks initialised at every update", DORMANT, "jax.lax.cond(_d, _f, _g, _s)",
+      "jax.tree.map(lambda a, b: jnp.where(_d, a, b), _f(_s), _s)",
+      f"{DRM}::test_a_perturbation_stays_conditional_when_seeds_are_mapped"),
     # ------------------------------------------------------------ frames once
-    m("adding copies the buffer", "replay.py", "_put(self.obs, (after, t.next_obs, over), (now, t.obs, always)),",
-      "jnp.where(t.valid.all(), _put(self.obs, (after, t.next_obs, over), (now, t.obs, always)), self.obs),",
+    m("adding copies the buffer", "Replay.add", "_f(_r._o, (_a, _t._n, _v), (_w, _t._p, _x))",
+      "jnp.where(_t.valid.all(), _f(_r._o, (_a, _t._n, _v), (_w, _t._p, _x)), _r._o)",
       f"{FRAMES}::test_adding_writes_in_place"),
-    m("the newest stack crosses a reset", "replay.py",
-      "(now, 0, over | cut)),", "(now, age + 1, over | cut)),",
-      f"{FRAMES}::test_22_a_stack_never_crosses_a_reset"),
-    m("evaluation stacks the newest frame first", "training/evaluate.py",
-      "np.concatenate([self.frames[lane][..., self.channels :], frame], -1)",
-      "np.concatenate([frame, self.frames[lane][..., : -self.channels]], -1)",
-      f"{FRAMES}::test_evaluation_stacks_as_the_replay_does"),
-    m("evaluation keeps old frames over a reset", "training/evaluate.py",
-      "self.frames[lane] = np.concatenate([frame] * (self.frames.shape[-1] // frame.shape[-1]), -1)",
-      "self.push(lane, frame)",
-      f"{FRAMES}::test_evaluation_stacks_as_the_replay_does"),
+    m("the newest stack crosses a reset", "Replay.add",
+      "_f(_r, (_a, _g + 1, _v), (_n, 0, _w))", "_f(_r, (_a, _g + 1, _v), (_n, _g + 1, _w))",
+      f"{FRAMES}::test_a_stack_never_crosses_a_reset"),
+    m("evaluation stacks the newest frame first", "Stack.push",
+      "np.concatenate([_f[_l][..., _c:], _n], -1)", "np.concatenate([_n, _f[_l][..., :-_c]], -1)", STACKED),
+    m("evaluation keeps old frames over a reset", "Stack.fill",
+      "_s._f[_l] = np.concatenate([_n] * _k, -1)", "_s.push(_l, _n)", STACKED),
 ]  # fmt: skip
 
 MUTATIONS = CORE + ALGORITHMS + PIXELS
@@ -460,13 +393,14 @@ def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
 
 def judge(mutation: Mutation, source: Path) -> str:
     """caught, survived or error; the copy is as it was afterwards."""
-    path = source / "maxinforl" / mutation.file
-    kept = path.read_text()
     try:
-        path.write_text(mutation.apply(kept))
-        code, output = pytest(mutation.tests, source)
+        path = source / "maxinforl" / mutation.file.relative_to(PACKAGE)
+        kept = path.read_text()
+        path.write_text(ast.unparse(mutation.apply(ast.parse(kept))))
     except LookupError as error:
         return f"error: {error}"
+    try:
+        code, output = pytest(mutation.tests, source)
     finally:
         path.write_text(kept)
     return {0: "SURVIVED", 1: "caught"}.get(code, f"error: pytest ended with {code}: {output}")
@@ -481,7 +415,7 @@ def main() -> int:
     chosen = [(i, x) for i, x in enumerate(MUTATIONS, 1) if asked.only is None or i in asked.only]
     if asked.list:
         for i, x in chosen:
-            print(f"{i:3}  {x.file:28} {x.what}")
+            print(f"{i:3}  {x.where:28} {x.what}")
         return 0
     with tempfile.TemporaryDirectory(prefix="maxinforl-mutations-") as directory:
         source = Path(directory)
@@ -495,7 +429,7 @@ def main() -> int:
         for i, x in chosen:
             began = time.monotonic()
             verdicts.append(judge(x, source))
-            print(f"{i:3}  {verdicts[-1]:9} {time.monotonic() - began:5.0f} s  {x.file:28} {x.what}", flush=True)
+            print(f"{i:3}  {verdicts[-1]:9} {time.monotonic() - began:5.0f} s  {x.where:28} {x.what}", flush=True)
     caught = verdicts.count("caught")
     print(f"{caught} of {len(verdicts)} caught")
     return 0 if caught == len(verdicts) else 1

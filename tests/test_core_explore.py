@@ -1,4 +1,4 @@
-"""Strategies with an intrinsic reward: switch, intrinsic sum, EIPO (items 33 to 39) and what is refused."""
+"""Strategies with an intrinsic reward: switch, intrinsic sum, EIPO and what is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def modes(agent, s, steps, total):
 
 
 def test_epsilon_falls_linearly_and_stops_at_zero():
-    """Item 33: eps(1) = 1, eps(0.25) = 0.1, 0 from 1/6 on."""
+    """eps(1) = 1, eps(0.25) = 0.1, 0 from 1/6 on."""
     eps = Epsilon()
     got = [float(eps(jnp.asarray(p))) for p in (1.0, 0.625, 0.25, 1 / 6, 0.1, 0.0)]
     np.testing.assert_allclose(got, [1.0, 0.55, 0.1, 0.0, 0.0, 0.0], atol=1e-6)
@@ -57,14 +57,14 @@ def test_epsilon_falls_linearly_and_stops_at_zero():
 
 
 def test_the_mode_is_constant_within_a_round():
-    """Item 33: it changes between rounds only, and does change."""
+    """It changes between rounds only, and does change."""
     mode = modes(EPS, fresh(EPS), 32 * 40, 32 * 40).reshape(40, 32)
     assert (mode == mode[:, :1]).all()
     assert mode[0].all() and not mode[-6:].any() and len(np.unique(mode[5:30, 0])) == 2
 
 
 def test_the_share_of_exploring_rounds_is_epsilon():
-    """Item 33: over many seeds, at several points of training, read at the start of the round."""
+    """Over many seeds, at several points of training, read at the start of the round."""
     s, total = fresh(EPS), 32 * 100
     dice = jax.vmap(jax.random.key_data)(jax.random.split(KEY, 2000))
     share = quick(jax.vmap(lambda d, now: EPS.exploring(replace(s, dice=d), now).astype(float), (0, None)))
@@ -77,7 +77,7 @@ def test_the_share_of_exploring_rounds_is_epsilon():
 
 
 def test_explore_then_exploit_switches_once_at_a_quarter():
-    """Item 34: exactly at 25 % of the steps."""
+    """Exactly at 25 % of the steps."""
     s = fresh(THEN)
     for total in (200, 1000, 6000):
         mode = modes(THEN, s, total, total)
@@ -92,7 +92,7 @@ def two_minded(agent):
 
 
 def test_who_acts_is_who_the_schedule_says():
-    """Items 33 and 34: the curious actor while exploring, the task's otherwise and in every evaluation."""
+    """The curious actor while exploring, the task's otherwise and in every evaluation."""
     s, obs = two_minded(THEN), jnp.zeros((2, 3))
     act = quick(lambda now: THEN.act(s, obs, KEY, now, explore=True))
     np.testing.assert_allclose(act(at(24, 100)), np.tanh(2.0), atol=1e-3)
@@ -102,13 +102,13 @@ def test_who_acts_is_who_the_schedule_says():
 
 
 def test_the_task_agent_knows_nothing_of_the_intrinsic_reward():
-    """Item 35: whatever the bonus, the task's row is the same."""
+    """Whatever the bonus, the task's row is the same."""
     rows = [run(agent, fresh(agent)).task for agent in (EPS, small("sac", "eps", "curiosity"))]
     close(rows[0], rows[1], 1e-6, 1e-7)
 
 
 def test_the_curious_agent_knows_nothing_of_the_reward():
-    """Item 35: except through the model, which learns it after this update."""
+    """Except through the model, which learns it after this update."""
     s, data = fresh(EPS), batches(1)
     other = data._replace(one=data.one._replace(reward=data.one.reward + 3))
     one, two = run(EPS, s, data), run(EPS, s, other)
@@ -117,7 +117,7 @@ def test_the_curious_agent_knows_nothing_of_the_reward():
 
 
 def test_the_curious_agent_respects_terminations():
-    """Spec 3.14: the mask is applied here."""
+    """The mask is applied here."""
     agent = Switch(Spy(), Disagreement(members=3, hidden=(16,)))
     s, batch = fresh(agent), batches()
     task, curious = targets(agent, s, batch)
@@ -136,7 +136,7 @@ PAIR = Eipo(Spy(), DescentGain(), DescentWeight())
 
 
 def test_lambda_holds_the_task_value_at_the_greedy_agents():
-    """Item 36: grows when mean Q(pi) < mean Q*(pi_E), shrinks when above."""
+    """Grows when mean Q(pi) < mean Q*(pi_E), shrinks when above."""
     agent = Eipo(DESCENT, DescentGain(), DescentWeight())
 
     def log(mixed, greedy):
@@ -149,7 +149,6 @@ def test_lambda_holds_the_task_value_at_the_greedy_agents():
 
 
 def test_a_large_lambda_leaves_the_extrinsic_gradient_alone():
-    """Item 38."""
     agent = IntrinsicSum(DESCENT, DescentGain(), Fixed(1e8))
     s, batch = fresh(agent), batches()
     step = lambda shaping: quick(lambda s: agent.learner.actor_step(s, batch, nothing(batch), KEY, NOW, shaping)[0])
@@ -165,7 +164,7 @@ def test_a_large_lambda_leaves_the_extrinsic_gradient_alone():
 
 
 def test_the_intrinsic_critic_is_endless_and_carries_the_entropy():
-    """Item 39: the mask touches the task's target only, the temperature the intrinsic one's only."""
+    """The mask touches the task's target only, the temperature the intrinsic one's only."""
     s, batch = fresh(SUM), batches()
     (y,) = targets(SUM, s, batch)
     (masked,) = targets(SUM, s, batch._replace(one=batch.one._replace(discount=jnp.zeros(8))))
@@ -178,7 +177,6 @@ def test_the_intrinsic_critic_is_endless_and_carries_the_entropy():
 
 
 def test_the_greedy_agent_has_no_entropy_and_never_acts():
-    """Item 39."""
     s, batch = fresh(PAIR), batches()
     _, y = targets(PAIR, s, batch)
     hot = eqx.tree_at(lambda s: (s.greedy.alpha.log, s.mixed.learner.alpha.log), s, (jnp.asarray(2.0),) * 2)
@@ -194,7 +192,7 @@ def test_the_greedy_agent_has_no_entropy_and_never_acts():
 
 
 def test_the_intrinsic_reward_is_standardised_with_the_statistics_before_it():
-    """Spec 3.18: use first, then update with the raw values of the batch."""
+    """Use first, then update with the raw values of the batch."""
     s, batch = fresh(SUM), batches()
     s = replace(s, scale=s.scale.update(jnp.asarray([1.0, 5.0])))
     raw = SUM.intrinsic.score(s.model, batch.obs, batch.action)
@@ -207,7 +205,7 @@ def test_the_intrinsic_reward_is_standardised_with_the_statistics_before_it():
 
 
 def test_curiosity_cannot_drive_maxinfo():
-    with pytest.raises(BadInput, match="next state"):
+    with pytest.raises(BadInput, match="does not implement score"):
         MaxInfo(intrinsic=Curiosity())
 
 

@@ -30,8 +30,9 @@ from core_helpers import (
 )
 from maxinforl.algorithms import BASES
 from maxinforl.core import networks
+from maxinforl.core.program import Program
 from maxinforl.core.types import Backup, Batch, clock
-from maxinforl.core.update import STEP, Program, TrainState, stream, update
+from maxinforl.core.update import STEP, TrainState, stream, update
 from maxinforl.explore import Fixed, MaxInfo, Plain
 from maxinforl.replay import Replay
 
@@ -53,7 +54,7 @@ def alike(a, b):
 
 
 def test_maxinfo_without_weight_is_sac_bit_for_bit():
-    """Item 9: alpha2 fixed to exactly 0, computed op by op; the two agents draw their noise at the same places."""
+    """alpha2 fixed to exactly 0, computed op by op; the two agents draw their noise at the same places."""
     plain, maxinfo = small("sac"), replace(small("sac", "maxinfo"), weight=Fixed(0.0))
     a, b = (update(agent, fresh(agent), batches(1), KEY, NOW)[0] for agent in (plain, maxinfo))
     assert same(a.learner, b.learner)
@@ -62,7 +63,7 @@ def test_maxinfo_without_weight_is_sac_bit_for_bit():
 
 @pytest.mark.parametrize("base", ["sac", "redq", "ddpg", "droq"])
 def test_maxinfo_without_weight_is_its_base(base):
-    """Item 9, compiled, on every base, two updates long."""
+    """Compiled, on every base, two updates long."""
     plain, maxinfo = descending(base), replace(descending(base, "maxinfo"), weight=Fixed(0.0))
     a, b = fresh(plain), fresh(maxinfo)
     assert same(a.learner, b.learner)
@@ -72,13 +73,12 @@ def test_maxinfo_without_weight_is_its_base(base):
 
 
 def test_redq_with_two_of_two_critics_is_sac():
-    """REDQ is two integers and a reading: without them the value itself is SAC's."""
-    assert replace(BASES["redq"], critics=2, subset=2, utd=1, reading="min") == BASES["sac"]
+    """REDQ is two integers and a reduction: without them the value itself is SAC's."""
+    assert replace(BASES["redq"], critics=2, num_min_critics=2, policy_delay=1, critic_reduction="min") == BASES["sac"]
 
 
 @pytest.mark.parametrize("base", ["sac", "redq"])
 def test_eipo_with_lambda_one_is_the_intrinsic_sum(base):
-    """Item 37."""
     alone, pair = descending(base, "sum"), replace(descending(base, "eipo"), weight=Fixed(1.0))
     assert alone.weight == Fixed(1.0)
     a, b = fresh(alone), fresh(pair)
@@ -114,7 +114,7 @@ def test_one_step_is_nstep_one():
 
 def test_scanned_updates_are_single_ones():
     """`updates=4` in rounds of two critic steps: four critic, two actor and four model steps, each with its key."""
-    base = replace(DESCENT, critics=3, reading="mean", utd=2)
+    base = replace(DESCENT, critics=3, critic_reduction="mean", policy_delay=2)
     agent = MaxInfo(base, DescentGain(), DescentWeight())
     program = Program(agent, SPEC, batch_size=8, updates=4)
     s = train_state(program)
@@ -134,12 +134,14 @@ def test_scanned_updates_are_single_ones():
 
 
 @pytest.mark.parametrize(
-    ("updates", "utd", "rounds"),
+    ("updates", "policy_delay", "rounds"),
     [(1, 1, 1), (4, 1, 4), (1, 20, 1), (4, 20, 1), (40, 20, 2), (5, 2, 1), (6, 4, 1), (9, 2, 3)],
 )
-def test_every_update_asked_for_happens(updates, utd, rounds):
+def test_every_update_asked_for_happens(updates, policy_delay, rounds):
     program = Program(small("sac"), SPEC, updates=updates)
-    program = replace(program, agent=replace(program.agent, base=replace(program.agent.base, utd=utd)))
+    program = replace(
+        program, agent=replace(program.agent, base=replace(program.agent.base, policy_delay=policy_delay))
+    )
     assert program.rounds == rounds and updates % program.rounds == 0
 
 
@@ -214,7 +216,7 @@ def test_clocks_metrics_and_warm_up(lives, program):
 
 
 def test_a_step_inserts_then_learns_then_acts():
-    """Spec 1.3, in this order: from an empty replay the first batch is copies of the first transition."""
+    """In this order: from an empty replay the first batch is copies of the first transition."""
     agent = Plain(DESCENT)
     program = Program(agent, SPEC, batch_size=8)
     s = train_state(program, replay=Replay.create(1, 8, SPEC.obs, jnp.float32, SPEC.action))
@@ -243,7 +245,7 @@ def test_acting_for_others(program, lives):
 
 @pytest.mark.parametrize("names", [("sac", "eipo"), ("sac", "eps")])
 def test_no_two_leaves_of_a_fresh_state_share_a_buffer(names, monkeypatch):
-    """Or donating the state would fail; slow networks start as copies."""
+    """Or donating the state would fail; target networks start as copies."""
     monkeypatch.setattr(networks, "orthogonal", cheap)
     monkeypatch.setattr(jax, "jit", quick)
     agent = small(*names)
@@ -261,7 +263,7 @@ def test_no_two_leaves_of_a_fresh_state_share_a_buffer(names, monkeypatch):
             shared = pointers.setdefault(x.unsafe_buffer_pointer(), name)
             assert shared == name, f"{shared} and {name} share a buffer"
     assert int(s.clock.total) == 50 and int(s.seed) == 3
-    assert same(learner_of(s.agent).slow.actor, learner_of(s.agent).params.actor)
+    assert same(learner_of(s.agent).target.actor, learner_of(s.agent).params.actor)
 
 
 def test_streams_of_random_numbers_are_apart():

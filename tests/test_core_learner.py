@@ -1,4 +1,4 @@
-"""The learner: targets, improvement, temperature, slow networks, acting; SAC, MaxInfo, REDQ, OAC (items 9 to 19)."""
+"""The learner: targets, improvement, temperature, target networks, acting; SAC, MaxInfo, REDQ, OAC."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from core_helpers import (
 )
 from maxinforl.algorithms import BASES
 from maxinforl.core.actor_critic import ActorCritic, polyak
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import Linear
+from maxinforl.core.policies import Linear, NoisyDeterministic
 from maxinforl.core.types import Latents, Shaping
 from maxinforl.core.update import update
 from maxinforl.explore import Fixed, MaxInfo, Plain, Tied
@@ -46,8 +45,8 @@ SEEN: list = []
 class Spy(Descent):
     """A learner that tells its targets."""
 
-    def target(self, *args):
-        y = super().target(*args)
+    def td_target(self, *args):
+        y = super().td_target(*args)
         SEEN.append(y)
         return y
 
@@ -72,7 +71,7 @@ def nothing(batch):
 
 
 def test_the_gain_enters_the_target_inside_the_bracket():
-    """Item 10: y(alpha2) - y(0) = gamma m alpha2 I(s', a') exactly; with m = 0, y = r."""
+    """y(alpha2) - y(0) = gamma m alpha2 I(s', a') exactly; with m = 0, y = r."""
     agent = MaxInfo(Spy(), DescentGain(), Fixed(0.7))
     s, batch = fresh(agent), batches()
     s = replace(s, scale=s.scale.update(jnp.asarray([5.0, 9.0])))
@@ -89,7 +88,7 @@ def test_the_gain_enters_the_target_inside_the_bracket():
 
 
 def test_a_truncated_transition_bootstraps_and_a_terminated_one_does_not():
-    """Item 11, from the environment's flags to the critic's target."""
+    """From the environment's flags to the critic's target."""
     agent = Plain(Spy())
     s = fresh(agent)
     s = replace(s, learner=constant_critics(s.learner, [[10.0, 20.0]]))
@@ -107,11 +106,11 @@ def test_a_truncated_transition_bootstraps_and_a_terminated_one_does_not():
 
 
 def test_targets_are_constants():
-    """Spec 3: no gradient passes through a target."""
+    """No gradient passes through a target."""
     base, batch = DESCENT, batches()
     s = fresh(Plain(base)).learner
     arrays, rest = eqx.partition(s, eqx.is_inexact_array)
-    y = lambda s: base.target(eqx.combine(s, rest), batch, nothing(batch), KEY, NOW, Shaping()).sum()
+    y = lambda s: base.td_target(eqx.combine(s, rest), batch, nothing(batch), KEY, NOW, Shaping()).sum()
     slope = quick(jax.grad(y))(arrays)
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(slope))
 
@@ -125,7 +124,7 @@ def improved(agent, s, batch, key=KEY):
 
 
 def test_the_actors_gradient_flows_through_the_ensemble():
-    """Item 12: another ensemble, another actor; and nothing but actor, slow actor, weights and scale changes."""
+    """Another ensemble, another actor; and nothing but actor, target actor, weights and scale changes."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s, batch = fresh(agent), batches()
     other = replace(s, model=fresh(agent, 5).model)
@@ -133,20 +132,20 @@ def test_the_actors_gradient_flows_through_the_ensemble():
     changed = lambda a, b: np.abs(a.params.actor.head.layers[0].weight - b.params.actor.head.layers[0].weight).max()
     assert changed(after.learner, elsewhere.learner) > 1e-4
     assert same(after.model, s.model)
-    untouched = lambda s: (s.learner.params.critic, s.learner.slow.critic, s.learner.value_opt)
+    untouched = lambda s: (s.learner.params.critic, s.learner.target.critic, s.learner.value_opt)
     assert same(untouched(after), untouched(s))
-    close(after.learner.slow.actor, polyak(s.learner.slow.actor, after.learner.params.actor, DESCENT.tau))
+    close(after.learner.target.actor, polyak(s.learner.target.actor, after.learner.params.actor, DESCENT.tau))
 
 
 def test_the_critic_step_leaves_the_actor_alone():
-    """Item 12: and the actor's loss does not train critics (above)."""
+    """And the actor's loss does not train critics (above)."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s, batch = fresh(agent), batches()
     after, _, seen = quick(lambda s, b: agent.critic_step(s, b, KEY, NOW))(s, batch)
-    kept = lambda s: (s.learner.params.actor, s.learner.slow.actor, s.learner.alpha, s.model, s.scale, s.weight)
+    kept = lambda s: (s.learner.params.actor, s.learner.target.actor, s.learner.alpha, s.model, s.scale, s.weight)
     assert same(kept(after), kept(s))
     assert not same(after.learner.params.critic, s.learner.params.critic)
-    close(after.learner.slow.critic, polyak(s.learner.slow.critic, after.learner.params.critic, DESCENT.tau))
+    close(after.learner.target.critic, polyak(s.learner.target.critic, after.learner.params.critic, DESCENT.tau))
     np.testing.assert_array_equal(seen.next_z, batch.one.next_obs)
 
 
@@ -161,57 +160,55 @@ class Rightness(DescentGain):
         return action[..., 0]
 
 
-def held(slow_mean, seed=0, key=KEY):
-    """ln alpha2 after an actor step in which the target policy's actions centre on `slow_mean`, the policy's on 0."""
+def held(target_mean, seed=0, key=KEY):
+    """ln alpha2 after an actor step in which the target policy's actions centre on `target_mean`, the policy's on 0."""
     agent = MaxInfo(DESCENT, Rightness(), DescentWeight())
     s = fresh(agent, seed)
     narrow = [-6.0, -6.0]
-    actors = lambda s: (s.learner.params.actor, s.learner.slow.actor)
+    actors = lambda s: (s.learner.params.actor, s.learner.target.actor)
     actor = constant_actor(s.learner.params.actor, [0.0, 0.0], narrow)
-    slow = constant_actor(s.learner.params.actor, [slow_mean, 0.0], narrow)
-    return float(improved(agent, eqx.tree_at(actors, s, (actor, slow)), batches(), key).weight.log)
+    target = constant_actor(s.learner.params.actor, [target_mean, 0.0], narrow)
+    return float(improved(agent, eqx.tree_at(actors, s, (actor, target)), batches(), key).weight.log)
 
 
 def test_alpha2_rises_iff_the_policy_gathers_less_than_the_target_policy():
-    """Item 13."""
     assert held(0.5) > 0.01
     assert held(-0.5) < -0.01
 
 
 def test_target_policy_and_policy_draw_their_own_noise():
-    """Spec 3.2: independent noise, so that equal policies have a slack that is zero only on average."""
+    """Independent noise, so that equal policies have a slack that is zero only on average."""
     slacks = [held(0.0, key=jax.random.key(i)) for i in range(4)]
     assert all(abs(x) > 1e-6 for x in slacks) and min(slacks) < 0 < max(slacks)
 
 
 def test_the_target_policy_starts_as_the_policy():
-    """Item 14: equal at the start, so with shared noise the slack is 0."""
+    """Equal at the start, so with shared noise the slack is 0."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s, batch = fresh(agent), batches()
-    assert same(s.learner.slow.actor, s.learner.params.actor)
-    assert same(s.learner.slow.critic, s.learner.params.critic)
+    assert same(s.learner.target.actor, s.learner.params.actor)
+    assert same(s.learner.target.critic, s.learner.params.critic)
     base = agent.base
     _, _, improvement = quick(lambda s: base.actor_step(s, batch, nothing(batch), KEY, NOW))(s.learner)
     shared = jax.random.split(KEY)[0]
-    slow = quick(lambda s: base.slow_action(s, batch.obs, shared, NOW))(s.learner)
-    np.testing.assert_allclose(slow, improvement.action, rtol=1e-5, atol=1e-6)
+    target = quick(lambda s: base.target_action(s, batch.obs, shared, NOW))(s.learner)
+    np.testing.assert_allclose(target, improvement.action, rtol=1e-5, atol=1e-6)
 
 
 def test_slow_networks_are_the_recursion_of_their_fast_ones():
-    """Item 14: after k updates slow equals (1 - tau) slow + tau fast applied k times; there is one encoder."""
+    """After k updates the target is (1 - tau) target + tau online applied k times; there is one encoder."""
     agent = MaxInfo(DESCENT, DescentGain(), DescentWeight())
     s = fresh(agent)
-    actor, critic = s.learner.slow.actor, s.learner.slow.critic
+    actor, critic = s.learner.target.actor, s.learner.target.critic
     for i in range(3):
         s = run(agent, s, seed=i)
         actor = polyak(actor, s.learner.params.actor, 0.005)
         critic = polyak(critic, s.learner.params.critic, 0.005)
-    close((s.learner.slow.actor, s.learner.slow.critic), (actor, critic))
-    assert not hasattr(s.learner.slow, "encoder")
+    close((s.learner.target.actor, s.learner.target.critic), (actor, critic))
+    assert not hasattr(s.learner.target, "encoder")
 
 
 def test_alpha1_rises_iff_the_entropy_is_below_minus_the_number_of_actions():
-    """Item 15."""
     agent = Plain(DESCENT)
 
     def log(log_std):
@@ -251,7 +248,7 @@ def test_a_users_own_target_holds_the_gain():
 
 @pytest.mark.parametrize("base", ["sac", "oac", "ddpg", "droq"])
 def test_evaluation_is_tanh_of_the_mean_and_draws_nothing(base):
-    """Items 17 and 19: the same for every key and every clock, with or without optimism."""
+    """The same for every key and every clock, with or without optimism."""
     agent = small(base)
     s, obs = fresh(agent), batches().obs
     act = quick(lambda s, k: agent.act(s, obs, k, NOW, explore=False))
@@ -272,7 +269,7 @@ def test_acting_samples_the_policy():
 
 
 def test_optimism_moves_only_the_behaviour():
-    """Item 19: learning is SAC's bit for bit, sampling is shifted, and c = 0 is plain SAC sampling."""
+    """Learning is SAC's bit for bit, sampling is shifted, and c = 0 is plain SAC sampling."""
     sac, oac = small("sac"), small("oac")
     s, obs = fresh(sac), batches().obs
     assert same(run(sac, s), run(oac, s))
@@ -283,11 +280,13 @@ def test_optimism_moves_only_the_behaviour():
 
 
 def test_optimism_follows_the_learners_online_critics():
-    """Spec 3.5: the shift points where the upper bound of the online critics grows."""
+    """The shift points where the upper bound of the online critics grows."""
     agent = small("oac")
     s, obs = fresh(agent), batches().obs
     base, learner = agent.base, s.learner
-    learner = eqx.tree_at(lambda s: s.slow.critic, learner, fresh(agent, 7).learner.params.critic)  # not the slow ones
+    learner = eqx.tree_at(
+        lambda s: s.target.critic, learner, fresh(agent, 7).learner.params.critic
+    )  # not the target ones
     out = base.pi(learner.params.actor, obs)
     q = lambda a: base.q(learner.params.critic, obs, a)[0]
     want, _ = base.policy.sample(base.optimism(base.policy, out, q), KEY)
@@ -299,13 +298,13 @@ def test_optimism_follows_the_learners_online_critics():
 
 
 def test_two_distinct_target_critics_per_update():
-    """Item 18: the minimum of two of four, never of one critic twice, one draw for the batch and for all channels."""
-    base = Descent(critics=4, subset=2, channels=2)
+    """The minimum of two of four, never of one critic twice, one draw for the batch and for all channels."""
+    base = Descent(critics=4, num_min_critics=2, channels=2)
     batch = batches(gamma=1.0)
     batch = batch._replace(one=batch.one._replace(reward=jnp.zeros(8), discount=jnp.ones(8)))
     s = constant_critics(fresh(Plain(base)).learner, [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]])
     shaping = Shaping((None, None), (1.0, 1.0), entropy=None)
-    y = quick(jax.vmap(lambda k: base.target(s, batch, nothing(batch), k, NOW, shaping)))(jax.random.split(KEY, 400))
+    y = quick(jax.vmap(lambda k: base.td_target(s, batch, nothing(batch), k, NOW, shaping)))(jax.random.split(KEY, 400))
     y = np.asarray(y)
     assert (y == y[:, :, :1]).all()  # one draw for the batch
     np.testing.assert_array_equal(y[:, 1, 0], y[:, 0, 0] + 10)  # and for the channels
@@ -315,7 +314,7 @@ def test_two_distinct_target_critics_per_update():
 
 
 def test_all_critics_learn_and_the_actor_only_at_the_end_of_a_round():
-    """Item 18: critics, slow critics and model change with every batch, actor, weights and slow actor once."""
+    """Critics, target critics and model change with every batch, actor, weights and target actor once."""
     steps = []
 
     class Counting(MaxInfo):
@@ -331,7 +330,9 @@ def test_all_critics_learn_and_the_actor_only_at_the_end_of_a_round():
             steps.append("model")
             return super().model_step(*args)
 
-    agent = Counting(replace(DESCENT, critics=3, reading="mean", utd=3), DescentGain(), DescentWeight())
+    agent = Counting(
+        replace(DESCENT, critics=3, critic_reduction="mean", policy_delay=3), DescentGain(), DescentWeight()
+    )
     jax.eval_shape(lambda s: update(agent, s, batches(3), KEY, NOW), fresh(agent))
     assert steps[-3:] == ["critic", "actor", "model"]
     assert set(zip(steps[:-3:2], steps[1:-3:2])) == {("critic", "model")}  # the body of the scan
@@ -339,7 +340,7 @@ def test_all_critics_learn_and_the_actor_only_at_the_end_of_a_round():
 
 @pytest.mark.parametrize("names", [("redq", "maxinfo"), ("sac", "eps")])
 def test_a_round_of_critic_steps_is_those_steps_one_by_one(names):
-    """Item 18: what the scan does is what single calls do, each on its own batch with its own key."""
+    """What the scan does is what single calls do, each on its own batch with its own key."""
     agent = small(*names)
     s, data = fresh(agent), batches(3)
     _, k_critic, k_actor = jax.random.split(KEY, 3)
@@ -369,21 +370,28 @@ def test_dropout_follows_its_key_in_values_and_targets():
     twins = replace(s.params.critic, heads=jax.tree.map(lambda x: x[:, [0, 0]], s.params.critic.heads))
     np.testing.assert_array_equal(*q(None, twins)[0])
     assert (q(ones, twins)[0, 0] != q(ones, twins)[0, 1]).any()  # a draw for each critic
-    target = lambda base, key: base.target(s, batch, nothing(batch), key, NOW, Shaping())[0]
+    target = lambda base, key: base.td_target(s, batch, nothing(batch), key, NOW, Shaping())[0]
     missing = lambda key: np.asarray(target(base, key) - target(replace(base, dropout=0.0), key))
     assert missing(ones).any() and (missing(ones) != missing(twos)).any()
 
 
 def test_the_papers_numbers():
-    """Spec 3.1, 3.3, 3.5 and 3.20; DroQ (Hiraoka et al. 2022); DDPG with TD3's twin critics and clipped noise."""
+    """DroQ (Hiraoka et al. 2022); DDPG with TD3's twin critics and clipped noise."""
     sac, redq, oac = BASES["sac"], BASES["redq"], BASES["oac"]
     droq, ddpg = BASES["droq"], BASES["ddpg"]
-    assert (droq.critics, droq.subset, droq.reading, droq.utd) == (2, 2, "mean", 20)
-    assert droq == replace(sac, reading="mean", layer_norm=True, dropout=0.01, utd=20)
+    assert (droq.critics, droq.num_min_critics, droq.critic_reduction, droq.policy_delay) == (2, 2, "mean", 20)
+    assert droq == replace(sac, critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20)
     assert ddpg == replace(sac, policy=NoisyDeterministic(clip=0.5), noise=Linear(0.2, 0.2, 1))
     assert sac == ActorCritic()
-    assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.subset) == (0.99, 0.005, 3e-4, 1.0, 2, 2)
-    assert (sac.hidden, sac.reading, sac.utd, sac.nstep) == ((256, 256), "min", 1, 1)
-    assert (redq.critics, redq.subset, redq.reading, redq.utd) == (10, 2, "mean", 20)
+    assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.num_min_critics) == (
+        0.99,
+        0.005,
+        3e-4,
+        1.0,
+        2,
+        2,
+    )
+    assert (sac.hidden, sac.critic_reduction, sac.policy_delay, sac.nstep) == ((256, 256), "min", 1, 1)
+    assert (redq.critics, redq.num_min_critics, redq.critic_reduction, redq.policy_delay) == (10, 2, "mean", 20)
     assert (oac.optimism.beta, oac.optimism.shift) == (4.66, 6.86)
     assert isinstance(MaxInfo().intrinsic, InfoGain) and MaxInfo().weight.start == 1.0

@@ -15,9 +15,7 @@ from maxinforl.core.actor_critic import ActorCritic, polyak
 from maxinforl.core.multiplier import HIGH, LOW, Fixed, Tuned
 from maxinforl.core.networks import MLP, RELU_GAIN, Dense, LayerNorm, initial_weight, orthogonal, stacked
 from maxinforl.core.normalizer import Normalizer
-from maxinforl.core.optimism import Optimism
-from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian, constant
 from maxinforl.errors import BadInput
 from maxinforl.intrinsic import Disagreement, InfoGain
 
@@ -44,7 +42,7 @@ def test_initial_weights_have_the_gain_and_range_they_name():
 
 
 def test_an_actors_head_has_gain_one_and_a_critics_root_two():
-    """Spec 2.1: hidden layers and the critic's output sqrt(2), the policy's output 1, biases 0."""
+    """Hidden layers and the critic's output sqrt(2), the policy's output 1, biases 0."""
     assert SquashedGaussian().out_gain == 1.0
     net = quick(lambda k: MLP(k, (3, 16, 16, 4), out_gain=1.0))(KEY)
     critic = quick(lambda k: MLP(k, (3, 16, 16, 4)))(KEY)
@@ -85,7 +83,7 @@ def test_stacked_networks_are_independent():
 
 
 def test_normalizer_equals_the_statistics_of_everything_seen():
-    """Item 5: the exact population mean and standard deviation of the concatenation."""
+    """The exact population mean and standard deviation of the concatenation."""
     rng = np.random.default_rng(0)
     chunks = [rng.normal(3, 2, (n, 4)) * [1, 5, 0.1, 1] for n in (7, 1, 30)]
     n = Normalizer((4,))
@@ -99,7 +97,7 @@ def test_normalizer_equals_the_statistics_of_everything_seen():
 
 
 def test_normalizer_starts_as_the_identity_and_forgets_its_start():
-    """Item 5: (0, 1, 0) before the first batch, which then counts alone."""
+    """(0, 1, 0) before the first batch, which then counts alone."""
     n = Normalizer()
     assert (float(n.mean), float(n.std), float(n.count)) == (0, 1, 0)
     np.testing.assert_array_equal(n(jnp.asarray([2.0, -3.0])), [2, -3])
@@ -108,7 +106,7 @@ def test_normalizer_starts_as_the_identity_and_forgets_its_start():
 
 
 def test_normalizer_floor_and_cap():
-    """Item 5: the standard deviation never below the floor, the count capped."""
+    """The standard deviation never below the floor, the count capped."""
     n = Normalizer().update(jnp.full(5, 7.0))
     assert float(n.std) == pytest.approx(1e-3) == normalizer.FLOOR
     old = eqx.tree_at(lambda n: n.count, Normalizer(), jnp.asarray(1e6))
@@ -118,7 +116,7 @@ def test_normalizer_floor_and_cap():
 
 
 def test_statistics_are_constants_to_every_gradient():
-    """Spec 2.5: gradients pass through the normalised value alone, even with statistics of that very value."""
+    """Gradients pass through the normalised value alone, even with statistics of that very value."""
     x = jnp.asarray([1.0, 2.0, 4.0])
     n = Normalizer().update(x)
     got = jax.grad(lambda x: Normalizer().update(x)(x)[0])(x)
@@ -134,7 +132,7 @@ def test_statistics_are_constants_to_every_gradient():
 
 
 def test_a_multiplier_falls_while_its_value_is_above_the_target():
-    """Items 13 and 15: up iff value < target, down iff value > target, still iff equal (first Adam step)."""
+    """Up iff value < target, down iff value > target, still iff equal (first Adam step)."""
     tuned = Tuned(start=2.0)
     log = lambda value, target: float(tuned.step(tuned.init(), jnp.asarray(value), target).log)
     start = float(np.log(np.float32(2.0)))
@@ -145,7 +143,7 @@ def test_a_multiplier_falls_while_its_value_is_above_the_target():
 
 
 def test_the_gradient_of_a_multiplier_is_the_slack_itself():
-    """Spec 3.0: log space, so not multiplied by alpha; with Adam the first step is the learning rate."""
+    """Log space, so not multiplied by alpha; with Adam the first step is the learning rate."""
 
     class Plain(Tuned):
         @property
@@ -160,7 +158,7 @@ def test_the_gradient_of_a_multiplier_is_the_slack_itself():
 
 
 def test_a_multiplier_is_clipped_in_value_and_not_in_gradient():
-    """Item 36: never at or below 0, capped at 1e8, and the way back is open."""
+    """Never at or below 0, capped at 1e8, and the way back is open."""
     tuned = Tuned(lr=1.0)
     at = lambda log: eqx.tree_at(lambda m: m.log, tuned.init(), jnp.asarray(log, jnp.float32))
     np.testing.assert_allclose(tuned.value(at(100.0)), HIGH, rtol=1e-4)
@@ -170,7 +168,7 @@ def test_a_multiplier_is_clipped_in_value_and_not_in_gradient():
 
 
 def test_a_multipliers_gradient_can_be_clipped():
-    """Spec 3.13: the norm of the gradient at most 0.5."""
+    """The norm of the gradient at most 0.5."""
     limited = Tuned(clip=0.5).optimizer
     state = limited.init(jnp.zeros(()))
     _, state = limited.update(jnp.asarray(40.0), state)
@@ -191,7 +189,7 @@ def test_fixed_weights_hold_zero_and_refuse_the_impossible():
 
 @pytest.mark.parametrize("part", [ActorCritic(), Tuned(), InfoGain(), Disagreement()])
 def test_everything_is_trained_by_adam_at_3e_4(part):
-    """Spec 1.3 and 3.20: Adam with its usual betas and epsilon."""
+    """Adam with its usual betas and epsilon."""
     params, grads = jnp.asarray([1.0, 2.0]), jnp.asarray([0.3, -1e-7])
     ours, theirs = part.optimizer, optax.adam(3e-4, b1=0.9, b2=0.999, eps=1e-8)
     a, b = ours.init(params), theirs.init(params)
@@ -201,8 +199,8 @@ def test_everything_is_trained_by_adam_at_3e_4(part):
         np.testing.assert_array_equal(step, wanted)
 
 
-def test_polyak_moves_the_slow_tree_by_tau():
-    """Item 14: slow <- (1 - tau) slow + tau fast."""
+def test_polyak_moves_the_target_by_tau():
+    """target <- (1 - tau) target + tau online."""
     np.testing.assert_allclose(polyak(jnp.asarray([1.0]), jnp.asarray([3.0]), 0.25), [1.5])
 
 
@@ -210,7 +208,7 @@ def test_polyak_moves_the_slow_tree_by_tau():
 
 
 def test_log_probability_is_that_of_the_squashed_gaussian():
-    """Spec 2.1: the density of tanh(x) integrates to one and matches the change of variables."""
+    """The density of tanh(x) integrates to one and matches the change of variables."""
     out = jnp.asarray([[0.4, -0.9]])  # mean, log std of one action
     policy = SquashedGaussian()
     keys = jax.random.split(KEY, 2000)
@@ -245,7 +243,7 @@ def test_a_sample_is_reparameterised():
 
 
 def test_noise_of_a_deterministic_policy_is_clipped_in_updates_only():
-    """Spec 3.8, item 24: at most 0.3 in updates, unclipped when acting, gradient through the outer clip."""
+    """At most 0.3 in updates, unclipped when acting, gradient through the outer clip."""
     policy, out = NoisyDeterministic(clip=0.3), jnp.zeros((4000, 1))
     a, logp = policy.sample(out, KEY, 1.0)
     assert float(jnp.abs(a).max()) == pytest.approx(0.3) and not logp.any()
@@ -260,7 +258,6 @@ def test_noise_of_a_deterministic_policy_is_clipped_in_updates_only():
 
 
 def test_a_linear_schedule_has_its_ends_and_stays_there():
-    """Item 25."""
     line = Linear(1.0, 0.1, 100)
     got = [float(line(jnp.asarray(t))) for t in (0, 50, 100, 1000)]
     np.testing.assert_allclose(got, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
@@ -279,7 +276,7 @@ OUT = jnp.asarray([[0.1, -0.2, -1.0, -0.5], [0.5, 0.4, -2.0, 0.3], [-1.0, 0.0, 0
 
 
 def test_optimism_shifts_by_a_fixed_divergence():
-    """Item 19: KL(shifted || policy) = c**2 / 2 in every row, up to the 1e-6."""
+    """KL(shifted || policy) = c**2 / 2 in every row, up to the 1e-6."""
     policy, c = SquashedGaussian(), 1.7
     moved = Optimism(beta=4.66, shift=c)(policy, OUT, quadratic)
     (mean, log_std), (old, log_old) = policy.moments(moved), policy.moments(OUT)
@@ -289,7 +286,7 @@ def test_optimism_shifts_by_a_fixed_divergence():
 
 
 def test_optimism_follows_the_upper_bound():
-    """Item 19 and spec 3.5: Delta = c var g / |g|_var, g = d [mean Q + beta |Q1 - Q2| / 2] / d mean."""
+    """Delta = c var g / |g|_var, g = d [mean Q + beta |Q1 - Q2| / 2] / d mean."""
     policy, row = SquashedGaussian(), OUT[0]
     moved = Optimism(beta=2.0, shift=1.3)(policy, row[None], quadratic)[0, :2] - row[:2]
     mean, std = np.asarray(row[:2]), np.exp(np.asarray(row[2:]))
@@ -300,7 +297,7 @@ def test_optimism_follows_the_upper_bound():
 
 
 def test_optimism_treats_rows_independently_and_is_nothing_without_cause():
-    """Item 19: batch rows independent; c = 0 or a zero gradient leaves the policy as it was."""
+    """Batch rows independent; c = 0 or a zero gradient leaves the policy as it was."""
     policy, optimism = SquashedGaussian(), Optimism()
     whole = optimism(policy, OUT, quadratic)
     for i in range(len(OUT)):

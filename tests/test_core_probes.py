@@ -13,8 +13,8 @@ import pytest
 from core_helpers import constant_critics, quick, shrink, train_state
 from maxinforl.algorithms import algorithm
 from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
-from maxinforl.core.update import Program
 from maxinforl.explore import Fixed, Plain
 from maxinforl.replay import Replay
 from maxinforl.transition import Transition

@@ -1,4 +1,4 @@
-"""Every update against the equations of the specification, written out a second time and slowly.
+"""Every update against the paper's equations 19 to 24 (docs/paper.md), written out a second time and slowly.
 
 The agents descend plainly (no Adam), so that a wrong term in any gradient shows at its full size.
 """
@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from core_helpers import DESCENT, DescentGain, DescentWeight, batches, close, fresh, quick, run
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import constant
+from maxinforl.core.policies import NoisyDeterministic, constant
 from maxinforl.explore import Eipo, IntrinsicSum, MaxInfo, Plain, Switch
 from maxinforl.intrinsic import Curiosity, Disagreement
 
@@ -66,7 +65,6 @@ def raw_gain(model, s, a):
 
 
 def statistics(stats, x):
-    """Spec 2.5."""
     n = stats.count + len(x)
     mean = (stats.count * stats.mean + x.sum(0)) / n
     v = (stats.count * stats.std**2 + ((x - mean) ** 2).sum(0) + stats.count * (stats.mean - mean) ** 2) / n
@@ -81,8 +79,8 @@ def descend(loss, params):
     return jax.tree.map(lambda p, g: p - LR * g, params, jax.grad(loss)(params))
 
 
-def average(slow, fast):
-    return jax.tree.map(lambda s, f: (1 - TAU) * s + TAU * f, slow, fast)
+def average(target, online):
+    return jax.tree.map(lambda s, f: (1 - TAU) * s + TAU * f, target, online)
 
 
 def regress(critic, batch, targets):
@@ -119,8 +117,8 @@ def noises(key, size=8):
     at_next = lambda k: normal(jax.random.split(jax.random.split(k)[0], 3)[0])
     at_state = lambda k: normal(jax.random.split(k)[0])
     other = lambda k: jax.random.fold_in(k, 2)
-    slow = normal(jax.random.fold_in(k_actor, 1))
-    return at_next(k_critic), at_state(k_actor), slow, at_next(other(k_critic)), at_state(other(k_actor))
+    target = normal(jax.random.fold_in(k_actor, 1))
+    return at_next(k_critic), at_state(k_actor), target, at_next(other(k_critic)), at_state(other(k_actor))
 
 
 def only(data):
@@ -128,9 +126,9 @@ def only(data):
 
 
 def warm(agent, where=lambda s: s.learner):
-    """A state in the midst of training: slow networks that lag, statistics that are not (0, 1)."""
+    """A state in the midst of training: target networks that lag, statistics that are not (0, 1)."""
     s, other = fresh(agent, 0), fresh(agent, 1)
-    lagging = lambda s: (where(s).slow.critic, where(s).slow.actor)
+    lagging = lambda s: (where(s).target.critic, where(s).target.actor)
     return eqx.tree_at(lagging, s, (where(other).params.critic, where(other).params.actor))
 
 
@@ -144,29 +142,29 @@ def warm_stats(s):
 
 def check_learner(got, want, tolerance=2e-5):
     close(got.params, want.params, 1e-4, tolerance)
-    close(got.slow, want.slow, 1e-4, tolerance)
+    close(got.target, want.target, 1e-4, tolerance)
     np.testing.assert_allclose(got.alpha.log, want.alpha.log, rtol=1e-4, atol=tolerance)
 
 
 # ------------------------------------------------------------ soft actor-critic and MaxInfo
 
 
-def soft_update(s, batch, noise, alpha2=0.0, model=None, scale=None, reading="min"):
-    """Spec 3.1 and 3.2; returns the learner, the gain's statistics, and both gains."""
+def soft_update(s, batch, noise, alpha2=0.0, model=None, scale=None, critic_reduction="min"):
+    """Returns the learner, the gain's statistics, and both gains."""
     alpha1 = jnp.exp(s.alpha.log)
-    read = (lambda q: q.min(0)) if reading == "min" else (lambda q: q.mean(0))
+    read = (lambda q: q.min(0)) if critic_reduction == "min" else (lambda q: q.mean(0))
     gain = lambda stats, s_, a: 0.0 if model is None else standard(stats, raw_gain(model, s_, a))
 
     a_next, logp_next = gaussian(s.params.actor, batch.task.next_obs, noise[0])
-    soft = values(s.slow.critic, 0, batch.task.next_obs, a_next).min(0)
+    soft = values(s.target.critic, 0, batch.task.next_obs, a_next).min(0)
     soft = soft + alpha2 * gain(scale, batch.task.next_obs, a_next) - alpha1 * logp_next
     critic = regress(s.params.critic, batch, [batch.task.reward + batch.task.discount * soft])
-    slow_critic = average(s.slow.critic, critic)
+    target_critic = average(s.target.critic, critic)
 
-    a_slow, _ = gaussian(s.slow.actor, batch.obs, noise[2])
+    a_target, _ = gaussian(s.target.actor, batch.obs, noise[2])
     a_now, logp = gaussian(s.params.actor, batch.obs, noise[1])
     if model is not None:
-        both = jnp.concatenate([raw_gain(model, batch.obs, a_now), raw_gain(model, batch.obs, a_slow)])
+        both = jnp.concatenate([raw_gain(model, batch.obs, a_now), raw_gain(model, batch.obs, a_target)])
         scale = statistics(scale, both)
 
     def loss(actor):
@@ -175,13 +173,13 @@ def soft_update(s, batch, noise, alpha2=0.0, model=None, scale=None, reading="mi
 
     actor = descend(loss, s.params.actor)
     log = temperature(s.alpha.log, -logp.mean())
-    parts = lambda s: (s.params.critic, s.params.actor, s.slow.critic, s.slow.actor, s.alpha.log)
-    s = eqx.tree_at(parts, s, (critic, actor, slow_critic, average(s.slow.actor, actor), log))
-    return s, scale, (gain(scale, batch.obs, a_now), gain(scale, batch.obs, a_slow))
+    parts = lambda s: (s.params.critic, s.params.actor, s.target.critic, s.target.actor, s.alpha.log)
+    s = eqx.tree_at(parts, s, (critic, actor, target_critic, average(s.target.actor, actor), log))
+    return s, scale, (gain(scale, batch.obs, a_now), gain(scale, batch.obs, a_target))
 
 
-def test_sac_update_is_the_specification():
-    """Spec 3.1, items 11 and 16: target, order, temperature."""
+def test_sac_update_matches_the_equations():
+    """Target, order, temperature."""
     agent = Plain(DESCENT)
     s, data = warm(agent), batches(1)
     want = quick(lambda s, b, k: soft_update(s, b, noises(k))[0])
@@ -191,11 +189,11 @@ def test_sac_update_is_the_specification():
         check_learner(s.learner, expected)
 
 
-def test_sac_with_mean_reading_is_the_specification():
-    """Spec 3.3: REDQ's actor reads the mean of its critics, all of which regress on one target."""
-    agent = Plain(replace(DESCENT, critics=3, subset=3, reading="mean"))
+def test_sac_with_mean_reduction_matches_the_equations():
+    """REDQ's actor reads the mean of its critics, all of which regress on one target."""
+    agent = Plain(replace(DESCENT, critics=3, num_min_critics=3, critic_reduction="mean"))
     s, data = warm(agent), batches(1)
-    want = quick(lambda s, b, k: soft_update(s, b, noises(k), reading="mean")[0])
+    want = quick(lambda s, b, k: soft_update(s, b, noises(k), critic_reduction="mean")[0])
     check_learner(run(agent, s, data).learner, want(s.learner, only(data), jax.random.key(0)))
 
 
@@ -209,14 +207,14 @@ def test_nstep_sac_regresses_on_the_nstep_backup():
 MAXINFO = MaxInfo(DESCENT, DescentGain(), DescentWeight(start=0.7))
 
 
-def test_maxinfo_update_is_the_specification():
-    """Spec 3.2, items 6, 10, 12, 13, 16: old statistics in the critic, new ones in the actor, the model last."""
+def test_maxinfo_update_matches_the_equations():
+    """Old statistics in the critic, new ones in the actor, the model last."""
 
     @quick
     def want(s, batch, key):
         alpha2 = jnp.exp(s.weight.log)
-        learner, scale, (gain, slow_gain) = soft_update(s.learner, batch, noises(key), alpha2, s.model, s.scale)
-        log = s.weight.log - LR * (gain.mean() - slow_gain.mean())
+        learner, scale, (gain, target_gain) = soft_update(s.learner, batch, noises(key), alpha2, s.model, s.scale)
+        log = s.weight.log - LR * (gain.mean() - target_gain.mean())
         return learner, scale, log, train_model(s.model, batch)
 
     s, data = warm_stats(warm(MAXINFO)), batches(1)
@@ -231,13 +229,13 @@ def test_maxinfo_update_is_the_specification():
 
 
 def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
-    """Spec 3.9: the gain of the stored action, one step, no mask; the actor adds no immediate gain."""
+    """The gain of the stored action, one step, no mask; the actor adds no immediate gain."""
     base = replace(DESCENT, nstep=3, policy=NoisyDeterministic(), noise=constant(0.2))
     agent = replace(MAXINFO, base=base)
 
     @quick
     def want(s, batch, key):
-        p, slow, alpha2 = s.learner.params, s.learner.slow, jnp.exp(s.weight.log)
+        p, target, alpha2 = s.learner.params, s.learner.target, jnp.exp(s.weight.log)
         _, k_critic, k_actor = jax.random.split(key, 3)
         k_next = jax.random.split(jax.random.split(jax.random.fold_in(k_critic, 0))[0], 3)[0]
         k_now = jax.random.split(k_actor)[0]
@@ -250,9 +248,9 @@ def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
         task, one = batch.nstep, batch.one
         a_task = action(p.actor, task.next_obs, k_next)
         a_one = action(p.actor, one.next_obs, jax.random.fold_in(k_next, 1))
-        y_task = task.reward + task.discount * values(slow.critic, 0, task.next_obs, a_task).min(0)
+        y_task = task.reward + task.discount * values(target.critic, 0, task.next_obs, a_task).min(0)
         gain = standard(s.scale, raw_gain(s.model, batch.obs, batch.action))
-        y_gain = gain + 0.9 * values(slow.critic, 1, one.next_obs, a_one).min(0)
+        y_gain = gain + 0.9 * values(target.critic, 1, one.next_obs, a_one).min(0)
         critic = regress(p.critic, batch, [y_task, y_gain])
 
         def loss(actor):
@@ -261,16 +259,23 @@ def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
 
         actor = descend(loss, p.actor)
         gain_of = lambda actor, k: raw_gain(s.model, batch.obs, action(actor, batch.obs, k))
-        raw, slow_raw = gain_of(p.actor, k_now), gain_of(slow.actor, jax.random.fold_in(k_actor, 1))
-        scale = statistics(s.scale, jnp.concatenate([raw, slow_raw]))
-        log = s.weight.log - LR * (standard(scale, raw).mean() - standard(scale, slow_raw).mean())
-        return critic, actor, average(slow.critic, critic), average(slow.actor, actor), scale, log
+        raw, target_raw = gain_of(p.actor, k_now), gain_of(target.actor, jax.random.fold_in(k_actor, 1))
+        scale = statistics(s.scale, jnp.concatenate([raw, target_raw]))
+        log = s.weight.log - LR * (standard(scale, raw).mean() - standard(scale, target_raw).mean())
+        return critic, actor, average(target.critic, critic), average(target.actor, actor), scale, log
 
     s, data = warm_stats(warm(agent)), batches(1, nstep=True)
     expected = want(s, only(data), jax.random.key(0))
     s = run(agent, s, data)
     learner = s.learner
-    got = (learner.params.critic, learner.params.actor, learner.slow.critic, learner.slow.actor, s.scale, s.weight.log)
+    got = (
+        learner.params.critic,
+        learner.params.actor,
+        learner.target.critic,
+        learner.target.actor,
+        s.scale,
+        s.weight.log,
+    )
     close(got, expected, 1e-3, 1e-4)
 
 
@@ -278,11 +283,11 @@ def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
 
 
 def sum_update(s, batch, noise, weight):
-    """Spec 3.17 and 3.18, steps 2 to 5 of the mixed policy."""
-    p, slow, alpha1 = s.learner.params, s.learner.slow, jnp.exp(s.learner.alpha.log)
+    """The part of the mixed policy in an update of EIPO."""
+    p, target, alpha1 = s.learner.params, s.learner.target, jnp.exp(s.learner.alpha.log)
     a_next, logp_next = gaussian(p.actor, batch.one.next_obs, noise[0])
     raw = raw_gain(s.model, batch.obs, batch.action)
-    q = lambda channel: values(slow.critic, channel, batch.one.next_obs, a_next).min(0)
+    q = lambda channel: values(target.critic, channel, batch.one.next_obs, a_next).min(0)
     y_task = batch.one.reward + batch.one.discount * q(0)
     y_gain = standard(s.scale, raw) + 0.9 * (q(1) - alpha1 * logp_next)
     critic = regress(p.critic, batch, [y_task, y_gain])
@@ -294,14 +299,14 @@ def sum_update(s, batch, noise, weight):
 
     actor = descend(loss, p.actor)
     a, logp = gaussian(p.actor, batch.obs, noise[1])
-    parts = lambda s: (s.params.critic, s.params.actor, s.slow.critic, s.slow.actor, s.alpha.log)
-    changed = (critic, actor, average(slow.critic, critic), average(slow.actor, actor))
+    parts = lambda s: (s.params.critic, s.params.actor, s.target.critic, s.target.actor, s.alpha.log)
+    changed = (critic, actor, average(target.critic, critic), average(target.actor, actor))
     learner = eqx.tree_at(parts, s.learner, (*changed, temperature(s.learner.alpha.log, -logp.mean())))
     return learner, statistics(s.scale, raw), values(critic, 0, batch.obs, a).min(0).mean()
 
 
-def test_intrinsic_sum_update_is_the_specification():
-    """Spec 3.17, item 39: no mask and the entropy on the intrinsic channel; statistics after use."""
+def test_intrinsic_sum_update_matches_the_equations():
+    """No mask and the entropy on the intrinsic channel; statistics after use."""
     agent = IntrinsicSum(DESCENT, DescentGain())
     s, data = warm_stats(warm(agent)), batches(1)
     learner, scale, _ = quick(lambda s, b, k: sum_update(s, b, noises(k), 1.0))(s, only(data), jax.random.key(0))
@@ -310,19 +315,19 @@ def test_intrinsic_sum_update_is_the_specification():
     close(s.scale, scale)
 
 
-def test_eipo_update_is_the_specification():
-    """Spec 3.18, items 36 and 39: a greedy learner without entropy, lambda between the two values."""
+def test_eipo_update_matches_the_equations():
+    """A greedy learner without entropy, lambda between the two values."""
     agent = Eipo(DESCENT, DescentGain(), DescentWeight(start=2.0))
 
     def greedy_update(s, batch, noise):
-        p, slow = s.params, s.slow
+        p, target = s.params, s.target
         a_next, _ = gaussian(p.actor, batch.one.next_obs, noise[3])
-        y = batch.one.reward + batch.one.discount * values(slow.critic, 0, batch.one.next_obs, a_next).min(0)
+        y = batch.one.reward + batch.one.discount * values(target.critic, 0, batch.one.next_obs, a_next).min(0)
         critic = regress(p.critic, batch, [y])
         value = lambda actor: values(critic, 0, batch.obs, gaussian(actor, batch.obs, noise[4])[0]).min(0).mean()
         actor = descend(lambda actor: -value(actor), p.actor)
-        parts = lambda s: (s.params.critic, s.params.actor, s.slow.critic, s.slow.actor)
-        changed = (critic, actor, average(slow.critic, critic), average(slow.actor, actor))
+        parts = lambda s: (s.params.critic, s.params.actor, s.target.critic, s.target.actor)
+        changed = (critic, actor, average(target.critic, critic), average(target.actor, actor))
         return eqx.tree_at(parts, s, changed), value(p.actor)
 
     @quick
@@ -334,7 +339,7 @@ def test_eipo_update_is_the_specification():
 
     s, data = warm(agent, lambda s: s.mixed.learner), batches(1)
     s = replace(s, mixed=warm_stats(s.mixed))
-    s = eqx.tree_at(lambda s: s.greedy.slow.critic, s, fresh(agent, 4).greedy.params.critic)
+    s = eqx.tree_at(lambda s: s.greedy.target.critic, s, fresh(agent, 4).greedy.params.critic)
     mixed, greedy, log = want(s, only(data), jax.random.key(0))
     s = run(agent, s, data)
     check_learner(s.mixed.learner, mixed, 1e-4)
@@ -358,8 +363,8 @@ def curiosity(model, batch):
 
 
 @pytest.mark.parametrize(("intrinsic", "reward"), [(Disagreement, disagreement), (Curiosity, curiosity)])
-def test_switch_update_is_the_specification(intrinsic, reward):
-    """Spec 3.14 to 3.16: two SAC agents on one batch, the second on the intrinsic reward, mask applied."""
+def test_switch_update_matches_the_equations(intrinsic, reward):
+    """Two SAC agents on one batch, the second on the intrinsic reward, mask applied."""
     agent = Switch(DESCENT, intrinsic(members=3, hidden=DESCENT.hidden))
 
     @quick

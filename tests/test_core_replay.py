@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from core_helpers import quick, same, shrink, transition
 from maxinforl.algorithms import algorithm
+from maxinforl.core.program import Program
 from maxinforl.core.types import Spec, clock
-from maxinforl.core.update import Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.transition import Transition
 
@@ -68,28 +69,28 @@ def starting_at(replay, action, nstep, gamma=0.5):
 
 
 def test_three_steps_inside_an_episode():
-    """Item 23 and C9: R = r0 + g r1 + g**2 r2, bootstrap g**3 at the third successor."""
+    """R = r0 + g r1 + g**2 r2, bootstrap g**3 at the third successor."""
     assert starting_at(line([1, 2, 4, 8, 16]), 0.0, 3) == (1 + 1 + 1, 0.125, 3.0)
 
 
 def test_a_termination_ends_the_return_and_the_bootstrap():
-    """Item 23: terminated at the second transition."""
+    """Terminated at the second transition."""
     assert starting_at(line([1, 2, 4, 8], [(1, "term")]), 0.0, 3) == (2.0, 0.0, 2.0)
 
 
 def test_a_truncation_ends_the_return_and_bootstraps():
-    """Item 23: the shortened gamma**2 at the true last observation, not at the new episode's first."""
+    """The shortened gamma**2 at the true last observation, not at the new episode's first."""
     assert starting_at(line([1, 2, 4, 8], [(1, "trunc")]), 0.0, 3) == (2.0, 0.25, 2.0)
 
 
 def test_the_newest_transition_ends_the_return_and_bootstraps():
-    """Item 23: nothing beyond what was seen."""
+    """Nothing beyond what was seen."""
     assert starting_at(line([1, 2]), 0.0, 3) == (2.0, 0.25, 2.0)
     assert starting_at(line([1, 2]), 1.0, 3) == (2.0, 0.5, 2.0)
 
 
 def test_the_newest_transition_after_a_full_turn():
-    """Item 23: the edge the authors' code misses, the write pointer back at the first row."""
+    """The edge the authors' code misses, the write pointer back at the first row."""
     replay = line([1] * 8, rows=8)
     assert int(replay.head[0]) % 8 == 0
     assert starting_at(replay, 6.0, 3) == (1.5, 0.25, 8.0)
@@ -97,7 +98,7 @@ def test_the_newest_transition_after_a_full_turn():
 
 
 def test_one_step_is_the_transition_itself():
-    """Items 11 and 23: n = 1 reproduces the stored step."""
+    """n = 1 reproduces the stored step."""
     replay = line([1, 2, 4], [(0, "term"), (1, "trunc")])
     assert starting_at(replay, 0.0, 1) == (1.0, 0.0, 1.0)
     assert starting_at(replay, 100.0, 1) == (2.0, 0.5, 101.0)
@@ -109,10 +110,10 @@ def test_both_flags_count_as_a_termination():
 
 
 def test_the_endless_backup_bootstraps_whatever_ended():
-    """Spec 1.4: what non-episodic intrinsic critics use."""
+    """What non-episodic intrinsic critics use."""
     batch = sampler(16, 0.5, 1)(line([1, 2], [(0, "term")]), KEY)
-    np.testing.assert_array_equal(batch.endless.discount, 0.5)
-    np.testing.assert_array_equal(batch.endless.next_obs, batch.one.next_obs)
+    np.testing.assert_array_equal(batch.non_episodic.discount, 0.5)
+    np.testing.assert_array_equal(batch.non_episodic.next_obs, batch.one.next_obs)
 
 
 # ------------------------------------------------------------ against a naive list
@@ -232,7 +233,7 @@ def test_replay_is_a_list_of_transitions(lanes, rows, stack, nstep):
 
 
 def test_sampling_is_uniform_over_all_transitions_of_all_lanes():
-    """Spec 1.3: with replacement, every transition alike, though lanes hold different numbers of them."""
+    """With replacement, every transition alike, though lanes hold different numbers of them."""
     lanes, add = 3, adder()
     replay = Replay.create(lanes, 8, (1,), jnp.float32, 1).begin(jnp.zeros((lanes, 1)))
     for i in range(20):
@@ -299,5 +300,5 @@ def test_a_step_copies_no_column(lanes):
     replay = jax.eval_shape(lambda: Replay.create(lanes, rows, (3,), jnp.float32, 1))
     learner = jax.eval_shape(lambda: agent.init(jax.random.key(0), program.spec))
     state = TrainState(learner, replay, jax.eval_shape(clock), jax.ShapeDtypeStruct((), jnp.uint32))
-    memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
+    memory = jax.jit(program.train_step, donate_argnums=0).lower(state, t).compile().memory_analysis()
     assert memory.temp_size_in_bytes < rows * lanes / 4  # of the narrowest column

@@ -16,8 +16,8 @@ import pytest
 import maxinforl
 from core_helpers import transition
 from maxinforl import cli, files
+from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
-from maxinforl.core.update import Program
 from maxinforl.envs import episode_seed
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput
@@ -203,7 +203,7 @@ def test_what_is_logged_and_kept_does_not_depend_on_when_metrics_are_read(tmp_pa
 class Witness:
     """An agent that learns nothing but which actions it was given, in the order of its updates."""
 
-    base = SimpleNamespace(utd=2, gamma=0.9, nstep=2)
+    base = SimpleNamespace(policy_delay=2, gamma=0.9, nstep=2)
 
     def init(self, key, spec):
         return {"seen": jnp.zeros((6, 4)), "weight": jnp.ones((2, 2))}

@@ -1,4 +1,4 @@
-"""DrM and MaxInfoDrM: dormant neurons, the noise that follows them, perturbations (spec 3.10, 3.11; 28-31)."""
+"""DrM and MaxInfoDrM: dormant neurons, the noise that follows them, perturbations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from core_helpers import close, fresh, leaves, quick, same
 from maxinforl.core import networks
 from maxinforl.core.encoders import Pixels
 from maxinforl.core.networks import MLP, Dense, LayerNorm
-from maxinforl.core.plasticity import ASLEEP, Dormant, Vitality, perturbed
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.plasticity import ASLEEP, Dormant, DormantState, perturbed
+from maxinforl.core.policies import Linear, constant
 from maxinforl.core.types import clock
 from maxinforl.core.update import update
 from maxinforl.errors import BadInput
@@ -26,8 +26,8 @@ KEY = jax.random.key(2)
 OFF = Dormant(every=0, aware="never")
 
 
-def vitality(ratio=0.0, awake=ASLEEP) -> Vitality:
-    return Vitality(jnp.asarray(ratio, jnp.float32), jnp.asarray(awake, jnp.int32))
+def dormant_state(ratio=0.0, awake=ASLEEP) -> DormantState:
+    return DormantState(jnp.asarray(ratio, jnp.float32), jnp.asarray(awake, jnp.int32))
 
 
 @cache
@@ -54,19 +54,19 @@ def measured(build) -> float:
     # the shift keeps the first hidden layer's inputs positive, so that its ReLUs do what `build` says
     actor = eqx.tree_at(parts, actor, (made[0], jnp.full(8, 9.0), tuple(made[1:])))
     state = eqx.tree_at(lambda s: s.params.actor, state, actor)
-    return float(revive(agent.base)(state, data).plastic.ratio)
+    return float(perturb_dormant(agent.base)(state, data).plastic.ratio)
 
 
 @cache
-def revive(base):
+def perturb_dormant(base):
     def act(s, data):
         features = base.encoder.features(s.params.encoder, data.obs)
-        return base.revive(base.plasticity, s, features, data, KEY, clock())
+        return base.perturb_dormant(base.plasticity, s, features, data, KEY, clock())
 
     return quick(act)
 
 
-def test_28_the_ratio_counts_neurons_zeroed_by_hand():
+def test_the_ratio_counts_neurons_zeroed_by_hand():
     """Latent 8, hidden 16 and 16, 2 outputs: 42 neurons over projection, hidden layers and output."""
     lively = lambda layers: [jax.tree.map(lambda x: jnp.abs(x) + 0.1, layer) for layer in layers]
     silent = lambda layer, which: jax.tree.map(lambda x: x.at[..., jnp.asarray(which)].set(0.0), layer)
@@ -76,7 +76,7 @@ def test_28_the_ratio_counts_neurons_zeroed_by_hand():
     assert zeroed == pytest.approx(7 / 42)
 
 
-def test_28_hidden_layers_are_read_after_relu_and_the_others_raw():
+def test_hidden_layers_are_read_after_relu_and_the_others_raw():
     """Outputs of -1 are awake in the projection and the output, and asleep in a hidden layer."""
     constant_layer = lambda layer, bias: eqx.tree_at(
         lambda d: (d.weight, d.bias), layer, (jnp.zeros_like(layer.weight), jnp.asarray(bias, jnp.float32))
@@ -86,7 +86,7 @@ def test_28_hidden_layers_are_read_after_relu_and_the_others_raw():
     assert found == pytest.approx((5 + 3) / 42)
 
 
-def test_28_a_neuron_is_dormant_below_a_share_of_its_own_layer():
+def test_a_neuron_is_dormant_below_a_share_of_its_own_layer():
     quiet = jnp.asarray([[1.0, -1.0, 0.017], [1.0, 1.0, -0.015]])  # 0.016 < 0.025 * 0.672
     awake = jnp.asarray([[1.0, -1.0, 0.018], [1.0, 1.0, -0.016]])  # 0.017 > 0.025 * 0.6723
     assert float(Dormant().ratio([quiet])) == pytest.approx(1 / 3)
@@ -98,14 +98,14 @@ def test_28_a_neuron_is_dormant_below_a_share_of_its_own_layer():
 # ------------------------------------------------------------ invariant 29: perturbations
 
 
-def test_29_how_much_is_kept():
+def test_how_much_is_kept():
     ratios = [0.0, 0.04, 0.2, 0.35, 0.4, 0.9]
-    kept = [float(Dormant().kappa(vitality(r))) for r in ratios]
+    kept = [float(Dormant().kappa(dormant_state(r))) for r in ratios]
     np.testing.assert_allclose(kept, [0.9, 0.9, 0.6, 0.3, 0.2, 0.2], rtol=1e-6)
-    assert float(Dormant(most=0.6).kappa(vitality(0.0))) == pytest.approx(0.6)
+    assert float(Dormant(most=0.6).kappa(dormant_state(0.0))) == pytest.approx(0.6)
 
 
-def test_29_keeping_all_changes_nothing_and_keeping_nothing_starts_anew():
+def test_keeping_all_changes_nothing_and_keeping_nothing_starts_anew():
     old, new = (
         (Dense(k, 3, 4), LayerNorm(4), Pixels().init(k, SPEC), MLP(k, (3, 5, 2), layer_norm=True))
         for k in jax.random.split(KEY)
@@ -120,7 +120,7 @@ def test_29_keeping_all_changes_nothing_and_keeping_nothing_starts_anew():
     np.testing.assert_allclose(half, 0.75 * old[0].weight + 0.25 * new[0].weight, rtol=1e-6)
 
 
-def test_29_only_on_multiples():
+def test_only_on_multiples():
     due = [t + 1 for t in range(400_000 - 1, 400_001)] + [t + 1 for t in (0, 99_998, 99_999, 100_000, 199_999)]
     assert [u for u in due if Dormant().due(jnp.asarray(u - 1))] == [400_000, 100_000, 200_000]
     assert list(map(bool, Dormant(every=3).due(jnp.arange(7)))) == [False, False, True] * 2 + [False]
@@ -141,12 +141,12 @@ def around():
         networks.orthogonal = kept
 
 
-def test_31_dense_layers_of_every_network_are_drawn_towards_fresh_ones(around):
-    """Both value channels, slow critics and the target policy as well; convolutions and layer norms stay."""
+def test_dense_layers_of_every_network_are_drawn_towards_fresh_ones(around):
+    """Both value channels, target critics and the target policy as well; convolutions and layer norms stay."""
     agent, plain, after = around
     kappa = float(agent.base.plasticity.kappa(plain.learner.plastic))
     assert 0.2 < kappa < 0.9
-    old, new = (leaves((s.learner.params, s.learner.slow)) for s in (plain, after))
+    old, new = (leaves((s.learner.params, s.learner.target)) for s in (plain, after))
     changed = {name for name in old if not np.array_equal(old[name], new[name])}
     dense = {n for n in old if "dense" in n or "layers" in n}
     assert changed == dense and len(old) - len(dense) == 8 + 4 * 2  # 4 convolutions, 4 layer norms
@@ -154,11 +154,11 @@ def test_31_dense_layers_of_every_network_are_drawn_towards_fresh_ones(around):
     for name in dense:  # fresh biases are 0; fresh weights are what is left
         if name.endswith("bias"):
             np.testing.assert_allclose(new[name], kappa * old[name], rtol=1e-5, atol=1e-7)
-    for heads in (after.learner.params.critic.heads, after.learner.slow.critic.heads):
+    for heads in (after.learner.params.critic.heads, after.learner.target.critic.heads):
         assert heads.layers[0].weight.shape[0] == 2
 
 
-def test_29_fresh_draws_are_independent_in_every_network(around):
+def test_fresh_draws_are_independent_in_every_network(around):
     agent, plain, after = around
     kappa = float(agent.base.plasticity.kappa(plain.learner.plastic))
     drawn = lambda part: (np.asarray(part(after.learner)) - kappa * np.asarray(part(plain.learner))) / (1 - kappa)
@@ -166,38 +166,41 @@ def test_29_fresh_draws_are_independent_in_every_network(around):
         drawn(lambda s: s.params.critic.heads.layers[1].weight[0, 0]),
         drawn(lambda s: s.params.critic.heads.layers[1].weight[1, 0]),
         drawn(lambda s: s.params.critic.heads.layers[1].weight[0, 1]),
-        drawn(lambda s: s.slow.critic.heads.layers[1].weight[0, 0]),
+        drawn(lambda s: s.target.critic.heads.layers[1].weight[0, 0]),
         drawn(lambda s: s.params.actor.head.layers[1].weight),
-        drawn(lambda s: s.slow.actor.head.layers[1].weight),
+        drawn(lambda s: s.target.actor.head.layers[1].weight),
     ]
     match = np.abs(np.corrcoef([w.ravel() for w in weights]) - np.eye(6)).max()
     assert match < 0.4  # 256 entries each: 0.06 is usual
-    projections = [drawn(lambda s: s.params.actor.trunk.dense.weight), drawn(lambda s: s.slow.actor.trunk.dense.weight)]
+    projections = [
+        drawn(lambda s: s.params.actor.trunk.dense.weight),
+        drawn(lambda s: s.target.actor.trunk.dense.weight),
+    ]
     assert abs(np.corrcoef([p.ravel() for p in projections])[0, 1]) < 0.4
     np.testing.assert_allclose(projections[0].std(), 32**-0.5, rtol=0.25)  # LeCun on the 32 features of a 16x16 image
 
 
-def test_29_optimisers_start_anew(around):
+def test_optimisers_start_anew(around):
     _, plain, after = around
     for name in ("value_opt", "actor_opt"):
         assert any(x.any() for x in leaves(getattr(plain.learner, name)).values())
         assert not any(x.any() for x in leaves(getattr(after.learner, name)).values())
 
 
-def test_31_ensemble_weight_and_statistics_are_untouched(around):
+def test_ensemble_weight_and_statistics_are_untouched(around):
     _, plain, after = around
     for part in ("model", "weight", "scale"):
         close(getattr(plain, part), getattr(after, part), rtol=1e-6)
     assert same(plain.learner.plastic, after.learner.plastic) and same(plain.learner.alpha, after.learner.alpha)
 
 
-def test_29_the_update_after_a_perturbation_is_ordinary(around):
+def test_the_update_after_a_perturbation_is_ordinary(around):
     agent, _, state = around
     never = replace(agent, base=replace(agent.base, plasticity=Dormant(every=0)))
     close(step(agent, state, 3), step(never, state, 3), rtol=1e-6, atol=1e-7)
 
 
-def test_29_a_perturbation_stays_conditional_when_seeds_are_mapped():
+def test_a_perturbation_stays_conditional_when_seeds_are_mapped():
     """A `cond` on a mapped predicate becomes a `select`, which would initialise networks at every update."""
     agent = named("drm")
     init = lambda k: agent.init(k, SPEC)
@@ -212,26 +215,26 @@ def test_29_a_perturbation_stays_conditional_when_seeds_are_mapped():
 # ------------------------------------------------------------ invariant 30: the noise
 
 
-def test_30_noise_follows_the_ratio_until_the_actor_wakes():
+def test_noise_follows_the_ratio_until_the_actor_wakes():
     schedule = Linear(1.0, 0.1, 100)
     for ratio in (0.0, 0.2, 0.7):
         wanted = 1 / (1 + np.exp(-10 * (ratio - 0.2)))
-        asleep = Dormant().sigma(vitality(ratio), schedule, jnp.asarray(50))
+        asleep = Dormant().sigma(dormant_state(ratio), schedule, jnp.asarray(50))
         np.testing.assert_allclose(asleep, wanted, rtol=1e-5)
-        awake = Dormant().sigma(vitality(ratio, 10), schedule, jnp.asarray(50))
+        awake = Dormant().sigma(dormant_state(ratio, 10), schedule, jnp.asarray(50))
         np.testing.assert_allclose(awake, max(wanted, 0.55), rtol=1e-5)
     assert float(Dormant().sigma(Dormant().init(), schedule, jnp.asarray(0))) == pytest.approx(0.1192, abs=1e-4)
     assert float(Dormant(start=1.0).sigma(Dormant(start=1.0).init(), schedule, jnp.asarray(0))) > 0.999
 
 
-def test_30_the_schedule_may_start_when_the_actor_wakes():
-    schedule, woken = Linear(1.0, 0.1, 100), vitality(0.0, 40)
+def test_the_schedule_may_start_when_the_actor_wakes():
+    schedule, woken = Linear(1.0, 0.1, 100), dormant_state(0.0, 40)
     at = lambda origin, t: float(Dormant(origin=origin).sigma(woken, schedule, jnp.asarray(t)))
     assert at("global", 50) == pytest.approx(0.55)
     assert at("awake", 50) == pytest.approx(0.91) and at("awake", 90) == pytest.approx(0.55)
 
 
-def test_30_waking_latches_and_not_before_step_2000():
+def test_waking_latches_and_not_before_step_2000():
     alive, dead = [jnp.ones((2, 4))], [jnp.asarray([[1.0, 0.0, 0.0, 0.0]] * 2)]
     observe = lambda v, outputs, t: Dormant().observe(v, outputs, jnp.asarray(t, jnp.int32))
     early = observe(Dormant().init(), alive, 1_999)
@@ -247,9 +250,9 @@ def test_30_waking_latches_and_not_before_step_2000():
 @pytest.mark.parametrize(
     ("aware", "updates", "acting"), [("always", 0.5, 0.5), ("acting", 0.2, 0.5), ("never", 0.2, 0.2)]
 )
-def test_30_where_the_noise_follows_the_ratio(aware, updates, acting):
+def test_where_the_noise_follows_the_ratio(aware, updates, acting):
     agent = named("drm", plasticity=Dormant(aware=aware), noise=constant(0.2))
-    state = replace(fresh(agent, spec=SPEC).learner, plastic=vitality(0.2))
+    state = replace(fresh(agent, spec=SPEC).learner, plastic=dormant_state(0.2))
     base, now = agent.base, clock()
     assert float(base.sigma(state, now)) == pytest.approx(updates)
     assert float(base.sigma(state, now, "acting")) == pytest.approx(acting)
@@ -260,7 +263,7 @@ def test_30_where_the_noise_follows_the_ratio(aware, updates, acting):
     np.testing.assert_allclose(base.act(state, obs, KEY, now, explore=True), wanted, atol=1e-5)
 
 
-def test_30_an_update_measures_the_ratio_that_the_next_action_uses():
+def test_an_update_measures_the_ratio_that_the_next_action_uses():
     agent = named("drm", plasticity=Dormant(after=1))
     state = fresh(agent, spec=SPEC)
     after = step(agent, state, 1)

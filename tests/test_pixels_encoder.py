@@ -1,4 +1,4 @@
-"""The encoder of images: convolutions, projection, embedding, random shifts (spec 2.2, 2.3; invariants 20 and 21)."""
+"""The encoder of images: convolutions, projection, embedding, random shifts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cheap_init(shape: tuple[int, ...]):
 
 
 @pytest.mark.parametrize(("side", "width"), [(84, 39_200), (48, 9_248), (32, 2_592), (15, 32)])
-def test_20_width_of_the_features(side, width):
+def test_width_of_the_features(side, width):
     spec = Spec((side, side, 9), 1)
     init = lambda: (Pixels().init(KEY, spec), Pixels().trunk_init(KEY, spec))
     params, trunk = jax.eval_shape(init)
@@ -54,21 +54,21 @@ def test_20_width_of_the_features(side, width):
 
 
 @pytest.mark.parametrize("shape", [(16, 16, 3), (17, 20, 1), (24, 15, 9)])
-def test_20_features_are_four_convolutions_in_nhwc_order(shape):
+def test_features_are_four_convolutions_in_nhwc_order(shape):
     params, picture = cheap_init(shape), images(RNG(0), 2, *shape)
     wanted = np.stack([by_hand(params, np.asarray(p)) for p in picture])
     assert wanted.any()
     np.testing.assert_allclose(Pixels().features(params, picture), wanted, atol=1e-5)
 
 
-def test_20_initial_convolutions_are_orthogonal_with_gain_root_two():
+def test_initial_convolutions_are_orthogonal_with_gain_root_two():
     for layer in quick(lambda k: Pixels().init(k, Spec((84, 84, 9), 1)))(KEY):
         w = layer.weight.reshape(-1, 32)
         np.testing.assert_allclose(w.T @ w, 2 * np.eye(32), atol=2e-3)
         assert not layer.bias.any()
 
 
-def test_20_projection_is_dense_layer_norm_tanh_with_lecun_weights():
+def test_projection_is_dense_layer_norm_tanh_with_lecun_weights():
     projection = Projection(KEY, 4000, 50)
     np.testing.assert_allclose(projection.dense.weight.std(), 4000**-0.5, rtol=0.02)
     assert not projection.dense.bias.any()
@@ -80,7 +80,7 @@ def test_20_projection_is_dense_layer_norm_tanh_with_lecun_weights():
 
 
 @pytest.mark.parametrize(("shape", "stride"), [((9, 9), 1), ((9, 8), 2), ((8, 11), 2), ((7, 12), 1)])
-def test_20_gradients_of_the_convolution_are_those_of_jax(shape, stride):
+def test_gradients_of_the_convolution_are_those_of_jax(shape, stride):
     rng = RNG(0)
     x = jnp.asarray(rng.normal(size=(2, *shape, 3)), jnp.float32)
     w = jnp.asarray(rng.normal(size=(3, 3, 3, 4)), jnp.float32)
@@ -103,12 +103,12 @@ def test_convolutions_keep_the_layout_that_is_quick_in_a_loop():
     assert len(found) == 11 and set(found) == {"b01f_01io->b01f"}
 
 
-def test_20_a_shifted_constant_image_is_the_same_constant():
+def test_a_shifted_constant_image_is_the_same_constant():
     picture = jnp.full((4, 20, 18, 3), 77, jnp.uint8)
     assert (shifted(picture, KEY) == 77).all()
 
 
-def test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border():
+def test_a_shift_is_a_crop_of_the_image_padded_with_its_border():
     picture = np.asarray(images(RNG(0), 400, 12, 10, 2))
     moved = np.asarray(jax.jit(shifted)(picture, KEY))
     padded = np.pad(picture, [(0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT), (0, 0)], "edge")
@@ -123,7 +123,7 @@ def test_20_a_shift_is_a_crop_of_the_image_padded_with_its_border():
     assert abs(np.corrcoef(found.T)[0, 1]) < 0.2
 
 
-def test_20_every_image_of_a_batch_is_shifted_on_its_own():
+def test_every_image_of_a_batch_is_shifted_on_its_own():
     same = images(RNG(0), 1, 16, 16, 3)
     data = batches(3, None, size=32)
     alike = jnp.broadcast_to(same, (32, 16, 16, 3))
@@ -145,7 +145,7 @@ def test_20_every_image_of_a_batch_is_shifted_on_its_own():
 # ------------------------------------------------------------ invariant 21: the embedding
 
 
-def test_21_the_embedding_is_a_maximum_over_windows():
+def test_the_embedding_is_a_maximum_over_windows():
     features = jnp.asarray(RNG(0).normal(size=(3, 39_200)), jnp.float32)
     e = Pixels().extra(features)
     assert e.shape == (3, 32)
@@ -153,7 +153,7 @@ def test_21_the_embedding_is_a_maximum_over_windows():
         np.testing.assert_array_equal(e[:, i], features[:, i * 1225 : (i + 1) * 1225].max(1))
 
 
-def test_21_pooled_per_channel_it_is_a_maximum_over_the_image():
+def test_pooled_per_channel_it_is_a_maximum_over_the_image():
     maps = jnp.asarray(RNG(0).normal(size=(3, 9, 9, 32)), jnp.float32)
     np.testing.assert_array_equal(Pixels(per_channel=True).extra(maps.reshape(3, -1)), maps.max((1, 2)))
 

@@ -1,4 +1,4 @@
-"""DrQ, DrQv2 and their MaxInfo versions at the level of one update (spec 3.6-3.9; invariants 14, 20, 24-27)."""
+"""DrQ, DrQv2 and their MaxInfo versions at the level of one update."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from core_helpers import NOW, close, constant_critics, finite, fresh, leaves, qu
 from maxinforl.algorithms import BASES, NOISES, algorithm, compose, with_noise
 from maxinforl.core.encoders import Pixels
 from maxinforl.core.multiplier import Fixed, Tuned
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, constant
 from maxinforl.core.types import Shaping
 from maxinforl.errors import BadInput
 from maxinforl.explore import MaxInfo
@@ -52,7 +51,7 @@ def test_bases_are_the_papers_values():
     drq, drqv2 = BASES["drq"], BASES["drqv2"]
     assert drq == replace(BASES["sac"], encoder=Pixels())
     assert (drq.lr, drq.tau, drq.nstep, drq.alpha.start, drq.encoder.latent) == (3e-4, 0.005, 1, 1.0, 50)
-    assert (drqv2.lr, drqv2.tau, drqv2.nstep, drqv2.utd, drqv2.hidden) == (1e-4, 0.01, 3, 1, (256, 256))
+    assert (drqv2.lr, drqv2.tau, drqv2.nstep, drqv2.policy_delay, drqv2.hidden) == (1e-4, 0.01, 3, 1, (256, 256))
     assert drqv2.policy == NoisyDeterministic(clip=0.3) and drqv2.encoder == Pixels()
     assert BASES["drm"] == replace(drqv2, plasticity=BASES["drm"].plasticity)
 
@@ -66,7 +65,7 @@ def test_the_information_gain_replaces_the_falling_noise():
     assert isinstance(drq, MaxInfo) and drq.weight == Tuned(lr=3e-4) and drq.intrinsic.lr == 3e-4
 
 
-def test_25_schedules_have_their_ends_and_stay_there():
+def test_schedules_have_their_ends_and_stay_there():
     noise = BASES["drqv2"].noise
     at = [float(noise(jnp.asarray(t))) for t in (0, 250_000, 500_000, 3_000_000)]
     np.testing.assert_allclose(at, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
@@ -87,7 +86,7 @@ def test_noise_is_chosen_by_name():
 # ------------------------------------------------------------ one encoder, trained by the critic alone
 
 
-def test_20_the_actors_loss_gives_no_gradient_to_the_convolutions():
+def test_the_actors_loss_gives_no_gradient_to_the_convolutions():
     agent, data = named("drq"), batches(1, None)
     state = fresh(agent, spec=SPEC)
 
@@ -101,7 +100,7 @@ def test_20_the_actors_loss_gives_no_gradient_to_the_convolutions():
 
 
 @pytest.mark.parametrize("algo", ["drq", "maxinfo-drq", "drqv2", "maxinfo-drqv2"])
-def test_20_only_the_critic_trains_the_convolutions(algo):
+def test_only_the_critic_trains_the_convolutions(algo):
     agent = named(algo)
     data, state = batches(agent.base.nstep, None), fresh(agent, spec=SPEC)
     evaluated = critic_step(agent)(state, data)[0].learner
@@ -113,7 +112,7 @@ def test_20_only_the_critic_trains_the_convolutions(algo):
     assert not same(improved.params.actor, before.params.actor)
 
 
-def test_20_the_actor_reads_the_encoder_the_critic_has_just_trained():
+def test_the_actor_reads_the_encoder_the_critic_has_just_trained():
     agent = named("drqv2", lr=1e-2, noise=constant(0.0))
     base, data = agent.base, batches(3, None)
     before = fresh(agent, spec=SPEC)
@@ -131,42 +130,42 @@ def test_20_the_actor_reads_the_encoder_the_critic_has_just_trained():
 
 
 def test_the_critic_regresses_on_targets_of_the_encoder_before_the_step():
-    """DrQv2: y = R + discount * min Q(s_n, a_n), slow trunk and heads on the current encoder."""
+    """DrQv2: y = R + discount * min Q(s_n, a_n), target trunk and heads on the current encoder."""
     agent = named("drqv2", noise=constant(0.0))
     base, data, state = agent.base, batches(3, None), fresh(agent, spec=SPEC)
-    # a slow critic unlike the fast one
-    state = eqx.tree_at(lambda s: s.learner.slow, state, fresh(agent, 1, SPEC).learner.slow)
+    # a target critic unlike the online one
+    state = eqx.tree_at(lambda s: s.learner.target, state, fresh(agent, 1, SPEC).learner.target)
     _, metrics, _ = critic_step(agent)(state, data)
 
     def loss(s):
         features = base.encoder.features(s.params.encoder, data.nstep.next_obs)  # type: ignore[union-attr]
         a = jnp.tanh(base.pi(s.params.actor, features))
-        y = data.nstep.reward + data.nstep.discount * base.q(s.slow.critic, features, a)[0].min(0)  # type: ignore[union-attr]
+        y = data.nstep.reward + data.nstep.discount * base.q(s.target.critic, features, a)[0].min(0)  # type: ignore[union-attr]
         q = base.q(s.params.critic, base.encoder.features(s.params.encoder, data.obs), data.action)
         return jnp.square(q[0] - y).mean()
 
     np.testing.assert_allclose(metrics["train/critic_loss"], quick(loss)(state.learner), rtol=1e-5)
 
 
-def test_14_there_is_one_encoder_and_heads_lag():
+def test_there_is_one_encoder_and_heads_lag():
     agent = named("maxinfo-drq")
     state = fresh(agent, spec=SPEC)
     after = run(agent, state, batches(1)).learner
-    assert not [name for name in leaves(after.slow) if "encoder" in name]
+    assert not [name for name in leaves(after.target) if "encoder" in name]
     tau = agent.base.tau
-    slow = jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, state.learner.slow.actor, after.params.actor)
-    close(after.slow.actor, slow)
-    assert not same(after.slow.critic, after.params.critic)
+    target = jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, state.learner.target.actor, after.params.actor)
+    close(after.target.actor, target)
+    assert not same(after.target.critic, after.params.critic)
 
 
-def test_latents_come_through_the_slow_trunk_of_the_augmented_batch():
+def test_latents_come_through_the_target_trunk_of_the_augmented_batch():
     agent = named("maxinfo-drqv2")
     base, data, state = agent.learner, batches(3, None), fresh(agent, spec=SPEC).learner
-    state = eqx.tree_at(lambda s: s.slow, state, fresh(agent, 1, SPEC).learner.slow)
+    state = eqx.tree_at(lambda s: s.target, state, fresh(agent, 1, SPEC).learner.target)
     found = quick(lambda s: base.latents(s, data))(state)
     features = [base.encoder.features(state.params.encoder, x) for x in (data.obs, data.one.next_obs)]
-    np.testing.assert_allclose(found.z, state.slow.critic.trunk(features[0]), atol=1e-5)
-    np.testing.assert_allclose(found.next_z, state.slow.critic.trunk(features[1]), atol=1e-5)
+    np.testing.assert_allclose(found.z, state.target.critic.trunk(features[0]), atol=1e-5)
+    np.testing.assert_allclose(found.next_z, state.target.critic.trunk(features[1]), atol=1e-5)
     np.testing.assert_allclose(found.extra, base.encoder.extra(features[0]), atol=1e-5)
     np.testing.assert_array_equal(found.reward, data.one.reward)
     assert found.z.shape == (6, LATENT) and not jnp.allclose(found.z, state.params.critic.trunk(features[0]))
@@ -186,7 +185,7 @@ def test_maxinfo_with_no_weight_is_drq():
     close(a.learner, b.learner, rtol=1e-5, atol=1e-6)
 
 
-def test_10_the_gain_enters_drqs_target_at_the_next_latent():
+def test_the_gain_enters_drqs_target_at_the_next_latent():
     agent = named("maxinfo-drq")
     base, data, state = agent.learner, batches(1, None), fresh(agent, spec=SPEC)
     latents = quick(lambda s: base.latents(s, data))(state.learner)
@@ -194,7 +193,7 @@ def test_10_the_gain_enters_drqs_target_at_the_next_latent():
     def target(weight):
         seen = []
         bonus = lambda z, a: (weight * agent.intrinsic.score(state.model, z, a), seen.append((z, a)))
-        y = base.target(state.learner, data, latents, KEY, NOW, Shaping(bonus=bonus))
+        y = base.td_target(state.learner, data, latents, KEY, NOW, Shaping(bonus=bonus))
         return y[0], seen[0]
 
     (with_gain, (z, a)), (without, _) = target(2.0), target(0.0)
@@ -203,7 +202,7 @@ def test_10_the_gain_enters_drqs_target_at_the_next_latent():
     np.testing.assert_allclose(with_gain - without, data.one.discount * 2.0 * gain, rtol=1e-4, atol=1e-5)
 
 
-def test_12_the_gain_moves_drqs_actor():
+def test_the_gain_moves_drqs_actor():
     agent = named("maxinfo-drq")
     data, state = batches(1, None), fresh(agent, spec=SPEC)
     other = replace(state, model=fresh(agent, 1, SPEC).model)
@@ -232,7 +231,7 @@ def closed_form(state, agent, data, mask) -> float:
     return error(task, (3.0, 5.0)) + error(own, (7.0, 11.0))
 
 
-def test_26_the_gains_critic_ignores_terminations_and_the_tasks_does_not(critics):
+def test_the_gains_critic_ignores_terminations_and_the_tasks_does_not(critics):
     agent, state = critics
     data = batches(3, None)
     assert 0 < (data.one.discount == 0).sum() < 6
@@ -246,14 +245,14 @@ def test_26_the_gains_critic_ignores_terminations_and_the_tasks_does_not(critics
     assert critic_step(agent)(state, ended)[1]["train/critic_loss"] != loss
 
 
-def test_26_an_episodic_gain_stops_at_terminations(critics):
+def test_an_episodic_gain_stops_at_terminations(critics):
     agent, state = critics
     data, agent = batches(3, None), replace(agent, episodic=True)
     loss = critic_step(agent)(state, data)[1]["train/critic_loss"]
     np.testing.assert_allclose(loss, closed_form(state, agent, data, data.one.discount), rtol=1e-4)
 
 
-def test_26_without_weight_the_actors_loss_is_drqv2s():
+def test_without_weight_the_actors_loss_is_drqv2s():
     plain, maxinfo = named("drqv2"), named("maxinfo-drqv2")
     maxinfo = replace(maxinfo, weight=Fixed(0.0), base=plain.base)
     data, a, b = batches(3, None), fresh(plain, spec=SPEC), fresh(maxinfo, spec=SPEC)
@@ -263,7 +262,7 @@ def test_26_without_weight_the_actors_loss_is_drqv2s():
     close(a.learner.params.actor, b.learner.params.actor)
 
 
-def test_26_the_actor_maximises_both_critics_by_their_weight(critics):
+def test_the_actor_maximises_both_critics_by_their_weight(critics):
     agent, state = critics
     data = batches(3, None)
     state = eqx.tree_at(lambda s: s.weight.log, state, jnp.log(0.5))
@@ -271,7 +270,7 @@ def test_26_the_actor_maximises_both_critics_by_their_weight(critics):
     np.testing.assert_allclose(loss, -(3.0 + 0.5 * 7.0), rtol=1e-6)
 
 
-def test_27_the_gain_itself_gives_drqv2s_actor_no_gradient():
+def test_the_gain_itself_gives_drqv2s_actor_no_gradient():
     agent = named("maxinfo-drqv2")
     data, state = batches(3, None), fresh(agent, spec=SPEC)
     other = replace(state, model=fresh(agent, 1, SPEC).model)
@@ -293,21 +292,21 @@ def test_next_actions_of_the_two_critics_have_their_own_noise():
     base, data, state = agent.learner, batches(3, None), fresh(agent, spec=SPEC).learner
     data = data._replace(one=data.nstep._replace(), nstep=data.nstep)  # type: ignore[union-attr]
     alike = eqx.tree_at(  # both channels the same critic
-        lambda s: s.slow.critic.heads, state, jax.tree.map(lambda x: jnp.stack([x[0]] * 2), state.slow.critic.heads)
+        lambda s: s.target.critic.heads, state, jax.tree.map(lambda x: jnp.stack([x[0]] * 2), state.target.critic.heads)
     )
     copied = data.one._replace(next_obs=data.one.next_obs + 0)
     shaping = Shaping(backup=(None, copied), weight=(1.0, 1.0))
-    y = base.target(alike, data, base.latents(alike, data), KEY, NOW, shaping)
+    y = base.td_target(alike, data, base.latents(alike, data), KEY, NOW, shaping)
     assert not jnp.allclose(y[0], y[1])
     calm = replace(base, noise=constant(0.0))
-    y = calm.target(alike, data, base.latents(alike, data), KEY, NOW, shaping)
+    y = calm.td_target(alike, data, base.latents(alike, data), KEY, NOW, shaping)
     np.testing.assert_allclose(y[0], y[1], rtol=1e-5)
 
 
 # ------------------------------------------------------------ invariant 24: noise
 
 
-def test_24_noise_of_updates_is_clipped_and_that_of_acting_is_not():
+def test_noise_of_updates_is_clipped_and_that_of_acting_is_not():
     policy, out = BASES["drqv2"].policy, jnp.zeros((4000, 2))
     updates, _ = policy.sample(out, KEY, 0.25)
     acting = policy.act(out, KEY, 0.25)
@@ -316,7 +315,7 @@ def test_24_noise_of_updates_is_clipped_and_that_of_acting_is_not():
     assert 0.6 < float(jnp.abs(acting).max()) <= 1.0
 
 
-def test_24_the_gradient_through_a_saturated_clip_is_that_of_tanh():
+def test_the_gradient_through_a_saturated_clip_is_that_of_tanh():
     policy, out = BASES["drqv2"].policy, jnp.full((500, 1), 2.0)
     action = lambda out: policy.sample(out, KEY, 1.0)[0]
     assert (action(out) == 1.0).any()
@@ -336,5 +335,5 @@ def test_noise_follows_the_schedule_in_updates_and_when_acting():
 
 
 def test_maxinfo_cannot_be_driven_by_curiosity_on_pixels():
-    with pytest.raises(BadInput, match="curiosity needs the observed next state"):
+    with pytest.raises(BadInput, match="Curiosity does not implement score"):
         compose("drqv2", "maxinfo", "curiosity")

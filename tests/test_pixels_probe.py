@@ -10,8 +10,8 @@ import pytest
 
 from maxinforl.algorithms import algorithm
 from maxinforl.core.encoders import Pixels
+from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
-from maxinforl.core.update import Program
 from maxinforl.replay import Replay
 from maxinforl.transition import Transition
 

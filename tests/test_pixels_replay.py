@@ -1,4 +1,4 @@
-"""Frames once: stacks and n-step returns as a pixel learner meets them, and memory (invariants 22, 23; spec 2.4)."""
+"""Frames once: stacks and n-step returns as a pixel learner meets them, and memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from core_helpers import constant_critics, fresh, quick
-from maxinforl.core.schedules import constant
+from maxinforl.core.policies import constant
+from maxinforl.core.program import Program
 from maxinforl.core.types import Shaping, Spec, clock
-from maxinforl.core.update import Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.training.evaluate import Stack
 from maxinforl.transition import Transition
@@ -57,7 +58,7 @@ def played(ends: list[str], stack=3, rows=32, side=1) -> Replay:
 # ------------------------------------------------------------ invariant 22: stacks
 
 
-def test_22_a_stack_never_crosses_a_reset():
+def test_a_stack_never_crosses_a_reset():
     replay = played(["", "", "truncated", "", "terminated", ""])
     head = jnp.asarray([0, 1, 2, 3, 4, 5, 6, 7, 8])  # the last frame of an episode has a row of its own
     stacks = replay.frames(jnp.zeros_like(head), head)[:, 0, 0]
@@ -76,7 +77,7 @@ def test_22_a_stack_never_crosses_a_reset():
     np.testing.assert_array_equal(replay.latest()[0, 0, 0], [20, 20, 21])
 
 
-def test_22_the_first_stack_is_the_first_frame_repeated():
+def test_the_first_stack_is_the_first_frame_repeated():
     np.testing.assert_array_equal(played([]).latest()[0, 0, 0], [0, 0, 0])
 
 
@@ -91,7 +92,7 @@ PLAYS = {  # from frame 1 of an episode whose third transition is its last: K = 
 
 
 @pytest.mark.parametrize("end", PLAYS)
-def test_23_returns_stop_where_the_episode_or_the_buffer_does(end):
+def test_returns_stop_where_the_episode_or_the_buffer_does(end):
     ends, discount, successor = PLAYS[end]
     backup = played(ends).backup(jnp.asarray([0]), jnp.asarray([1]), GAMMA, 3)
     assert float(backup.reward[0]) == 1 + GAMMA * 2 + (GAMMA**2 * 3 if end == "none" else 0)
@@ -99,7 +100,7 @@ def test_23_returns_stop_where_the_episode_or_the_buffer_does(end):
     np.testing.assert_array_equal(backup.next_obs[0, 0, 0], successor)
 
 
-def test_23_one_step_is_the_batch_itself():
+def test_one_step_is_the_batch_itself():
     replay = played(["", "", "terminated", "", "truncated", ""])
     one, three = (replay.sample(KEY, (64,), GAMMA, n) for n in (1, 3))
     assert one.nstep is None and all(np.array_equal(a, b) for a, b in zip(one.one, three.one))
@@ -108,7 +109,7 @@ def test_23_one_step_is_the_batch_itself():
 
 
 @pytest.mark.parametrize("algo", ["drqv2", "maxinfo-drqv2"])
-def test_23_learners_regress_on_those_returns(algo):
+def test_learners_regress_on_those_returns(algo):
     """Critics worth 3 and 5 (task) and 7 and 11 (gain): y = R + gamma**K M 3, and 0.5 + gamma 7 whatever ended."""
     agent = named(algo, noise=constant(0.0), gamma=GAMMA)
     learner = getattr(agent, "learner", agent.base)
@@ -117,9 +118,9 @@ def test_23_learners_regress_on_those_returns(algo):
     state = constant_critics(state, [[3.0, 5.0], [7.0, 11.0]][: learner.channels])
     replay = played(["", "", "terminated", "", "truncated", "", ""], side=16)
     batch = replay.sample(KEY, (32,), GAMMA, 3)
-    gain = batch.endless._replace(reward=jnp.full(32, 0.5))
+    gain = batch.non_episodic._replace(reward=jnp.full(32, 0.5))
     shaping = Shaping() if learner.channels == 1 else Shaping((None, gain), (1.0, 1.0))
-    y = quick(lambda s, b: learner.target(s, b, learner.latents(s, b), KEY, clock(), shaping))(state, batch)
+    y = quick(lambda s, b: learner.td_target(s, b, learner.latents(s, b), KEY, clock(), shaping))(state, batch)
     frame = np.rint(np.asarray(batch.action[:, 0]) * 100).astype(int)
     rewards = {
         0: ([0, 1, 2], 0),
@@ -197,7 +198,7 @@ def test_a_whole_step_of_training_writes_in_place():
     like = lambda dtype, *shape: jax.ShapeDtypeStruct((1, *shape), dtype)
     frame, flag = like(jnp.uint8, 16, 16, 3), like(jnp.bool_)
     t = Transition(like(jnp.float32, 2), like(jnp.float32), flag, flag, frame, frame, flag)
-    memory = jax.jit(program.live, donate_argnums=0).lower(state, t).compile().memory_analysis()
+    memory = jax.jit(program.train_step, donate_argnums=0).lower(state, t).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 120_000 * 16 * 16 * 3 / 4
 
 

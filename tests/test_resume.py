@@ -142,7 +142,7 @@ def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, mon
     assert pool.episodes.tolist() == [1, 1, 1] and int(replay.age[0, int(replay.head[0]) % replay.rows]) == 0
     assert int(replay.end[0, (int(replay.head[0]) - 1) % replay.rows]) == LAST
     assert np.array_equal(action[1:], before[1:])
-    assert np.array_equal(action[0], np.array(trainer.program.react(trainer.state, True))[0])
+    assert np.array_equal(action[0], np.array(trainer.program.next_action(trainer.state, True))[0])
     assert cli.main(["resume", str(out)]) == 0
     assert "counts as truncated" in said(capsys)
 
@@ -153,7 +153,7 @@ def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     before, trainer, sentences, action = taken_up([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
     assert len(sentences) == 1 and "longer than the 28 rows" in sentences[0]
     assert np.array_equal(action[1], before[1]) and trainer.pools[1].episodes.tolist() == [3]
-    uniform, greedy = (np.array(trainer.program.react(trainer.state, u))[0] for u in (True, False))
+    uniform, greedy = (np.array(trainer.program.next_action(trainer.state, u))[0] for u in (True, False))
     assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
 
 

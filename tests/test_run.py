@@ -494,8 +494,6 @@ def test_config_file_round_trip(tmp_path):
 class Speed:
     """A bonus of one's own: how strong the action is."""
 
-    scores_actions = True
-
     def init(self, key, spec):
         return Normalizer((spec.z,))
 
@@ -542,7 +540,7 @@ class Wide(Ensemble):
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"intrinsic": Silent()}, "Silent.score cannot be asked (it is not there): it gives a number per row"),
+        ({"intrinsic": Silent()}, "Silent does not implement score()"),
         ({"intrinsic": Wide()}, "Wide.score must give a number per row, so [2] for two of them, not [5, 2, "),
         ({"learning_rate": 1e-3}, "did you mean 'base.lr'? Entries of the agent go into set="),
         ({"intrinsic": Loose()}, "intrinsic must be a frozen dataclass on maxinforl.intrinsic.Ensemble with `score`"),
@@ -600,9 +598,9 @@ def test_updates_per_transition_are_those_of_the_base_that_is_asked_for():
     """After `set` and parts; what the flag says wins."""
     ratio = lambda parts=None, **asked: resolve(Settings(env="Pendulum-v1", **asked), parts)[0].update_ratio
     assert [ratio(algo=algo) for algo in ("sac", "redq", "maxinfo-droq")] == [1, 20, 20]
-    assert ratio(algo="sac", set=(("base.utd", 20),)) == 20
+    assert ratio(algo="sac", set=(("base.update_ratio", 20),)) == 20
     assert ratio({"base": BASES["redq"]}, algo="maxinfo-sac") == 20
-    assert ratio(algo="redq", set=(("base.utd", 5),), update_ratio=2.0) == 2
+    assert ratio(algo="redq", set=(("base.update_ratio", 5),), update_ratio=2.0) == 2
 
 
 # ------------------------------------------------------------------ bad input

@@ -65,7 +65,7 @@ def test_later_tables_win_and_pairs_are_merged():
 def test_a_named_algorithm_may_be_composed_or_changed():
     suite = parse(algorithms={"mine": {"base": "redq", "explore": "maxinfo"}, "sac": {}})
     made = {r.algorithm: r.resolved[1] for r in suite.runs()}
-    assert made["mine"].base.utd == 20 and made["sac"].base.utd == 1
+    assert made["mine"].base.update_ratio == 20 and made["sac"].base.update_ratio == 1
 
 
 def test_scale_restriction_and_changes():

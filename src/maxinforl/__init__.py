@@ -10,18 +10,16 @@ from maxinforl import xla_flags  # noqa: F401  (before anything wakes JAX)
 if TYPE_CHECKING:
     from maxinforl.agent import Agent, load, make, resume
     from maxinforl.algorithms import CATALOGUE
-    from maxinforl.core.multiplier import Fixed, Tuned
+    from maxinforl.core.multiplier import Fixed, Tied, Tuned
     from maxinforl.errors import BadInput, RunFailed
-    from maxinforl.explore.maxinfo import Tied
 
 __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "RunFailed", "Tied", "Tuned", "load", "make", "resume"]
 
 HOMES = {
     "agent": ("Agent", "load", "make", "resume"),
     "algorithms": ("CATALOGUE",),
-    "core.multiplier": ("Fixed", "Tuned"),
+    "core.multiplier": ("Fixed", "Tied", "Tuned"),
     "errors": ("BadInput", "RunFailed"),
-    "explore.maxinfo": ("Tied",),
 }
 
 

@@ -20,8 +20,9 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
+from maxinforl.core.program import Program
 from maxinforl.core.types import Latents, Spec, clock
-from maxinforl.core.update import INIT, Program, stream
+from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
@@ -341,26 +342,13 @@ class Agent:
         Returns:
             A number for each pair.
         """
-        intrinsic, (_, state, _) = getattr(self.strategy, "intrinsic", None), self.acting_state()
-        if not getattr(intrinsic, "scores_actions", intrinsic is not None):
+        if not self.strategy.can_score:
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
-        box = self.action_space
+        box, (program, state, _) = self.action_space, self.acting_state()
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
         obs, single = self._batch(observation)
-        gain = np.array(self._score(getattr(state, "mixed", state), obs, unit[None] if single else unit))
+        gain = np.array(program.score(state, obs, unit[None] if single else unit))
         return gain[0] if single else gain
-
-    @cached_property
-    def _score(self) -> Callable:
-        """(state, observations, actions in [-1, 1]) -> information gains, compiled once."""
-        base, intrinsic = self.strategy.base, self.strategy.intrinsic  # type: ignore[attr-defined]
-
-        def score(explorer: Any, obs: jax.Array, unit: jax.Array) -> jax.Array:
-            learner = explorer.learner
-            z = base.encoder.trunk(learner.slow.critic.trunk, base.features(learner, obs))
-            return intrinsic.score(explorer.model, z, unit)
-
-        return jax.jit(score)
 
     def acting_state(self) -> tuple[Program, Any, Any]:
         """What acting needs: the compiled program, the state of the strategy and the clock."""

@@ -8,10 +8,8 @@ from typing import Any, Literal, get_args
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.encoders import Pixels
 from maxinforl.core.multiplier import Tuned
-from maxinforl.core.optimism import Optimism
 from maxinforl.core.plasticity import Dormant
-from maxinforl.core.policies import NoisyDeterministic
-from maxinforl.core.schedules import Linear, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, constant
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Eipo, Epsilon, IntrinsicSum, MaxInfo, Plain, Strategy, Switch, Then
 from maxinforl.intrinsic import RND, Curiosity, Disagreement, Ensemble, InfoGain
@@ -29,10 +27,10 @@ DRQV2 = ActorCritic(
 
 BASES: dict[str, ActorCritic] = {
     "sac": ActorCritic(),
-    "redq": ActorCritic(critics=10, subset=2, reading="mean", utd=20),
+    "redq": ActorCritic(critics=10, num_min_critics=2, critic_reduction="mean", policy_delay=20, update_ratio=20),
     "oac": ActorCritic(optimism=Optimism()),
     "ddpg": ActorCritic(policy=NoisyDeterministic(clip=0.5), noise=constant(0.2)),
-    "droq": ActorCritic(reading="mean", layer_norm=True, dropout=0.01, utd=20),
+    "droq": ActorCritic(critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20, update_ratio=20),
     "drq": ActorCritic(encoder=Pixels()),
     "drqv2": DRQV2,
     "drm": replace(DRQV2, plasticity=Dormant()),

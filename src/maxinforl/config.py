@@ -15,12 +15,12 @@ from maxinforl.errors import BadInput, unknown
 @cache
 def registry() -> dict[str, type]:
     """Every class a configuration may name."""
-    from maxinforl.core import actor_critic, encoders, multiplier, optimism, plasticity, policies, schedules
-    from maxinforl.explore import eipo, intrinsic_sum, maxinfo, plain, switch
+    from maxinforl.core import actor_critic, encoders, multiplier, plasticity, policies
+    from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
     from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
 
-    modules = (actor_critic, encoders, multiplier, optimism, plasticity, policies, schedules)
-    modules += (eipo, intrinsic_sum, maxinfo, plain, switch, curiosity, disagreement, info_gain, rnd)
+    modules = (actor_critic, encoders, multiplier, plasticity, policies)
+    modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, rnd)
     found = [thing for module in modules for thing in vars(module).values()]
     return {c.__name__: c for c in found if isinstance(c, type) and is_dataclass(c) and _ours(c)}
 

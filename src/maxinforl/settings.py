@@ -261,7 +261,7 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
                 f"{algo or 'this composition'} has no {path}: choose an algorithm that has, such as maxinfo-sac"
             )
         agent = config.override(agent, path, value)
-    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.utd)}
+    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.update_ratio)}
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     check_updates(settings)
     return settings, agent

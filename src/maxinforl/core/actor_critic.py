@@ -12,16 +12,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.lax import stop_gradient
 
 from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Multiplier, Tuned
-from maxinforl.core.networks import MLP, stacked
-from maxinforl.core.optimism import Optimism
-from maxinforl.core.optimizer import descend
+from maxinforl.core.networks import MLP, apply_gradients, stacked
 from maxinforl.core.plasticity import Dormant, perturbed
-from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
-from maxinforl.core.schedules import Linear
-from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shape, Shaping, Spec, stop
+from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian
+from maxinforl.core.types import PLAIN, Batch, Clock, Improvement, Latents, Metrics, Shaping, ShapingFn, Spec
 from maxinforl.errors import BadInput, unknown
 
 
@@ -41,8 +39,8 @@ class Params(eqx.Module):
     actor: Actor
 
 
-class Slow(eqx.Module):
-    """Polyak averages: target critic and target policy are one mechanism. There is one encoder, never averaged."""
+class TargetNetworks(eqx.Module):
+    """Polyak averages of critic and actor. There is one encoder, never averaged."""
 
     critic: Critic
     actor: Actor
@@ -50,15 +48,19 @@ class Slow(eqx.Module):
 
 class Learner(eqx.Module):
     params: Params
-    slow: Slow
+    target: TargetNetworks
     value_opt: Any
     actor_opt: Any
     alpha: Multiplier
-    plastic: Any  # the dormant neurons' count, or () where nobody counts them
+    plastic: Any  # DormantState, or () without plasticity
 
 
-def polyak(slow, fast, tau: float):
-    return jax.tree.map(lambda s, f: (1 - tau) * s + tau * f, slow, fast)
+def polyak(target: Any, online: Any, tau: float) -> Any:
+    """(1 - tau) * target + tau * online.
+
+    `optax.incremental_update` sums in the other order, which rounds differently where XLA fuses multiply and add.
+    """
+    return jax.tree.map(lambda t, o: (1 - tau) * t + tau * o, target, online)
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,15 @@ class ActorCritic:
     encoder: Any = States()
     hidden: tuple[int, ...] = (256, 256)
     critics: int = 2
-    subset: int = 2  # critics whose minimum is bootstrapped: a random subset where fewer than all (REDQ)
-    reading: str = "min"  # how the actor reads the critics: min (SAC) or mean (REDQ)
+    num_min_critics: int = (
+        2  # target critics whose minimum is bootstrapped: drawn at random where fewer than all (REDQ)
+    )
+    critic_reduction: str = "min"  # of the critics in the actor's loss: min (SAC) or mean (REDQ)
     layer_norm: bool = False  # in the critics (DroQ)
     dropout: float = 0.0  # in the critics (DroQ)
     channels: int = 1  # values per critic: 0 = task, 1 = intrinsic; strategies set it
-    utd: int = 1  # critic steps per actor step
+    policy_delay: int = 1  # critic updates per actor step; see `StepFunctions.rounds` for where it does not divide them
+    update_ratio: int = 1  # critic updates per transition, where the run does not set another
     nstep: int = 1
     gamma: float = 0.99
     tau: float = 0.005
@@ -83,16 +88,21 @@ class ActorCritic:
     plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)
 
     def __post_init__(self):
-        counts = {n: getattr(self, n) for n in ("critics", "subset", "channels", "utd", "nstep")}
+        counts = {
+            n: getattr(self, n)
+            for n in ("critics", "num_min_critics", "channels", "policy_delay", "update_ratio", "nstep")
+        }
         for name, count in counts.items() | {("hidden", width) for width in self.hidden}:
             if count < 1:
                 raise BadInput(f"base.{name} must be at least 1, not {count}")
-        if self.subset > self.critics:
-            raise BadInput(f"{self.subset} of {self.critics} critics cannot be bootstrapped: first lower base.subset")
+        if self.num_min_critics > self.critics:
+            raise BadInput(
+                f"the minimum over {self.num_min_critics} of {self.critics} critics: first lower base.num_min_critics"
+            )
         if not (0 <= self.gamma <= 1 and 0 <= self.dropout < 1 and 0 < self.tau <= 1 and self.lr > 0):
             raise BadInput("base.gamma, base.dropout and base.tau must lie between 0 and 1, and base.lr above 0")
-        if self.reading not in ("min", "mean"):
-            raise unknown("base.reading", self.reading, ("min", "mean"))
+        if self.critic_reduction not in ("min", "mean"):
+            raise unknown("base.critic_reduction", self.critic_reduction, ("min", "mean"))
         if self.optimism is not None and not isinstance(self.policy, SquashedGaussian):
             raise BadInput("optimism moves the mean of a random policy: it cannot join a deterministic one")
 
@@ -113,14 +123,14 @@ class ActorCritic:
         params = Params(self.encoder.init(k_encoder, spec), critic, actor)
         return Learner(
             params,
-            jax.tree.map(jnp.copy, Slow(critic, actor)),
+            jax.tree.map(jnp.copy, TargetNetworks(critic, actor)),
             self.optimizer.init((params.encoder, params.critic)),  # type: ignore[arg-type]
             self.optimizer.init(params.actor),  # type: ignore[arg-type]
             self.alpha.init(),
             () if self.plasticity is None else self.plasticity.init(),
         )
 
-    # ------------------------------------------------------------ reading the networks
+    # ------------------------------------------------------------ evaluating the networks
 
     def q(self, critic: Critic, features: Array, action: Array, key: Array | None = None) -> Array:
         """Every critic's value: [channels, critics, batch]."""
@@ -156,27 +166,29 @@ class ActorCritic:
         return self.encoder.augment(batch, key)
 
     def latents(self, s: Learner, batch: Batch, features: Array | None = None) -> Latents:
-        """What an intrinsic model may see of the batch, through the slow critic's trunk."""
+        """What an intrinsic model may see of the batch, through the target critic's trunk."""
         features = self.features(s, batch.obs) if features is None else features
-        z = self.encoder.trunk(s.slow.critic.trunk, features)
-        next_z = self.encoder.trunk(s.slow.critic.trunk, self.features(s, batch.one.next_obs))
-        return stop(Latents(z, batch.action, batch.one.reward, next_z, self.encoder.extra(features)))
+        z = self.encoder.trunk(s.target.critic.trunk, features)
+        next_z = self.encoder.trunk(s.target.critic.trunk, self.features(s, batch.one.next_obs))
+        return stop_gradient(Latents(z, batch.action, batch.one.reward, next_z, self.encoder.extra(features)))
 
     # ------------------------------------------------------------ policy evaluation
 
-    def target(self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping) -> Array:
+    def td_target(
+        self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping
+    ) -> Array:
         """y = r + discount * (min Q(s', a') + bonus(s', a') - alpha log pi(a'|s')), a row per channel."""
-        k_action, k_subset, k_dropout = jax.random.split(key, 3)
+        k_action, k_choice, k_dropout = jax.random.split(key, 3)
         backups = [batch.task if b is None else b for b in shaping.backup]
         shared = all(b.next_obs is backups[0].next_obs for b in backups)
 
         def next_value(channels: slice, next_obs: Array, k_action: Array, k_dropout: Array):
             features = self.features(s, next_obs)
             a, logp = self.policy.sample(self.pi(s.params.actor, features), k_action, self.sigma(s, clock))
-            heads = jax.tree.map(lambda leaf: leaf[channels], s.slow.critic.heads)
-            q = self.heads(s.slow.critic, heads, features, a, k_dropout)
-            if self.subset < self.critics:
-                q = q[:, jax.random.choice(k_subset, self.critics, (self.subset,), replace=False)]
+            heads = jax.tree.map(lambda leaf: leaf[channels], s.target.critic.heads)
+            q = self.heads(s.target.critic, heads, features, a, k_dropout)
+            if self.num_min_critics < self.critics:
+                q = q[:, jax.random.choice(k_choice, self.critics, (self.num_min_critics,), replace=False)]
             return q.min(1), a, logp
 
         if shared:  # one action and one pass serve every channel
@@ -192,16 +204,16 @@ class ActorCritic:
             values[0] = values[0] + shaping.bonus(latents.next_z, actions[0])[0]
         if shaping.entropy is not None and self.policy.entropic:
             values[shaping.entropy] = values[shaping.entropy] - self.temperature(s) * logps[shaping.entropy]
-        return stop(jnp.stack([b.reward + b.discount * v for b, v in zip(backups, values)]))
+        return stop_gradient(jnp.stack([b.reward + b.discount * v for b, v in zip(backups, values)]))
 
     def critic_step(
-        self, s: Learner, batch: Batch, key: Array, clock: Clock, shape: Shape = lambda _: PLAIN
+        self, s: Learner, batch: Batch, key: Array, clock: Clock, shaping: ShapingFn = lambda _: PLAIN
     ) -> tuple[Learner, Metrics, Latents]:
         """One step of all critics and the encoder; one pass over the observations serves the loss and the latents."""
         k_target, k_dropout = jax.random.split(key)
         features, to_encoder = jax.vjp(lambda encoder: self.encoder.features(encoder, batch.obs), s.params.encoder)
         latents = self.latents(s, batch, features)
-        y = self.target(s, batch, latents, k_target, clock, shape(latents))
+        y = self.td_target(s, batch, latents, k_target, clock, shaping(latents))
 
         def loss(critic, features):
             q = self.q(critic, features, batch.action, k_dropout)
@@ -209,26 +221,26 @@ class ActorCritic:
 
         (error, q), (by_critic, by_features) = jax.value_and_grad(loss, (0, 1), has_aux=True)(s.params.critic, features)
         grads, value = (*to_encoder(by_features), by_critic), (s.params.encoder, s.params.critic)
-        (encoder, critic), opt = descend(self.optimizer, grads, s.value_opt, value)
-        params = Params(encoder, critic, s.params.actor)
-        slow = Slow(polyak(s.slow.critic, critic, self.tau), s.slow.actor)
+        (encoder, critic), opt = apply_gradients(self.optimizer, grads, s.value_opt, value)
+        params = replace(s.params, encoder=encoder, critic=critic)
+        target = replace(s.target, critic=polyak(s.target.critic, critic, self.tau))
         metrics = {"train/critic_loss": error, "train/q": q[0].mean()}
-        return replace(s, params=params, slow=slow, value_opt=opt), metrics, latents
+        return replace(s, params=params, target=target, value_opt=opt), metrics, latents
 
     # ------------------------------------------------------------ policy improvement
 
-    def read(self, q: Array) -> Array:
-        return q.min(1) if self.reading == "min" else q.mean(1)
+    def reduce_critics(self, q: Array) -> Array:
+        return q.min(1) if self.critic_reduction == "min" else q.mean(1)
 
     def actor_step(
         self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping = PLAIN
     ) -> tuple[Learner, Metrics, Improvement]:
         k_action, k_dropout = jax.random.split(key)
-        features, sigma, alpha = stop(self.features(s, batch.obs)), self.sigma(s, clock), self.temperature(s)
+        features, sigma, alpha = stop_gradient(self.features(s, batch.obs)), self.sigma(s, clock), self.temperature(s)
 
         def loss(actor):
             a, logp = self.policy.sample(self.pi(actor, features), k_action, sigma)
-            value = self.read(self.q(s.params.critic, features, a, k_dropout))
+            value = self.reduce_critics(self.q(s.params.critic, features, a, k_dropout))
             objective, aux = reduce(add, (w * v for w, v in zip(shaping.weight, value))), ()
             if shaping.bonus is not None:
                 bonus, aux = shaping.bonus(latents.z, a)
@@ -238,20 +250,20 @@ class ActorCritic:
             return -objective.mean(), (Improvement(a, value, aux), logp)
 
         (error, (improvement, logp)), grads = jax.value_and_grad(loss, has_aux=True)(s.params.actor)
-        actor, opt = descend(self.optimizer, grads, s.actor_opt, s.params.actor)
-        params = Params(s.params.encoder, s.params.critic, actor)
-        slow = Slow(s.slow.critic, polyak(s.slow.actor, actor, self.tau))
-        s = replace(s, params=params, slow=slow, actor_opt=opt)
+        actor, opt = apply_gradients(self.optimizer, grads, s.actor_opt, s.params.actor)
+        params = replace(s.params, actor=actor)
+        target = replace(s.target, actor=polyak(s.target.actor, actor, self.tau))
+        s = replace(s, params=params, target=target, actor_opt=opt)
         metrics = {"train/actor_loss": error}
         if shaping.entropy is not None and self.policy.entropic:
             s = replace(s, alpha=self.alpha.step(s.alpha, -logp, -float(batch.action.shape[-1])))
             metrics |= {"train/entropy": -logp.mean(), "explore/alpha1": self.alpha.value(s.alpha)}
         if self.plasticity is not None:
-            s = self.revive(self.plasticity, s, features, batch, jax.random.fold_in(key, 3), clock)
+            s = self.perturb_dormant(self.plasticity, s, features, batch, jax.random.fold_in(key, 3), clock)
             metrics |= {"train/dormant_ratio": s.plastic.ratio, "explore/noise": sigma}
-        return s, metrics, stop(improvement)
+        return s, metrics, stop_gradient(improvement)
 
-    def revive(
+    def perturb_dormant(
         self, plasticity: Dormant, s: Learner, features: Array, batch: Batch, key: Array, clock: Clock
     ) -> Learner:
         """Count the actor's dormant neurons; every so often draw all dense layers towards fresh ones."""
@@ -262,15 +274,15 @@ class ActorCritic:
         def perturb(s: Learner) -> Learner:
             spec, kappa = Spec(batch.obs.shape[1:], batch.action.shape[-1]), plasticity.kappa(s.plastic)
             fresh, other = (self.init(k, spec) for k in jax.random.split(key))
-            params, slow = perturbed(s.params, fresh.params, kappa), perturbed(s.slow, other.slow, kappa)
-            return replace(s, params=params, slow=slow, value_opt=fresh.value_opt, actor_opt=fresh.actor_opt)
+            params, target = perturbed(s.params, fresh.params, kappa), perturbed(s.target, other.target, kappa)
+            return replace(s, params=params, target=target, value_opt=fresh.value_opt, actor_opt=fresh.actor_opt)
 
         return jax.lax.cond(plasticity.due(clock.update), perturb, lambda s: s, s) if plasticity.every else s
 
-    def slow_action(self, s: Learner, obs: Array, key: Array, clock: Clock) -> Array:
+    def target_action(self, s: Learner, obs: Array, key: Array, clock: Clock) -> Array:
         """An action of the target policy."""
-        out = self.pi(s.slow.actor, self.features(s, obs))
-        return stop(self.policy.sample(out, key, self.sigma(s, clock))[0])
+        out = self.pi(s.target.actor, self.features(s, obs))
+        return stop_gradient(self.policy.sample(out, key, self.sigma(s, clock))[0])
 
     # ------------------------------------------------------------ behaviour
 

@@ -9,9 +9,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.lax import stop_gradient
 
-from maxinforl.core.optimizer import descend
-from maxinforl.core.types import stop
+from maxinforl.core.networks import apply_gradients
 from maxinforl.errors import BadInput
 
 LOW, HIGH = 1e-8, 1e8
@@ -53,8 +53,12 @@ class Tuned:
 
     def step(self, m: Multiplier, value: Array, target: Array | float) -> Multiplier:
         """One step on L(log) = log * sg[value - target]."""
-        slack = stop(jnp.mean(value) - jnp.mean(jnp.asarray(target)))
-        return Multiplier(*descend(self.optimizer, slack, m.opt, m.log))
+        slack = stop_gradient(jnp.mean(value) - jnp.mean(jnp.asarray(target)))
+        return Multiplier(*apply_gradients(self.optimizer, slack, m.opt, m.log))
+
+
+class Constant(eqx.Module):
+    value: Array
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,22 @@ class Fixed:
         if not (self.number >= 0 and self.number < float("inf")):
             raise BadInput(f"a fixed weight must be a finite number that is not negative, not {self.number}")
 
-    def init(self) -> Multiplier:
-        return Multiplier(jnp.asarray(self.number, jnp.float32), ())
+    def init(self) -> Constant:
+        return Constant(jnp.asarray(self.number, jnp.float32))
 
-    def value(self, m: Multiplier) -> Array:
-        return m.log
+    def value(self, m: Constant) -> Array:
+        return m.value
 
-    def step(self, m: Multiplier, value: Array, target: Array | float) -> Multiplier:
+    def step(self, m: Constant, value: Array, target: Array | float) -> Constant:
+        return m
+
+
+@dataclass(frozen=True)
+class Tied:
+    """The entropy's own temperature: the paper's one-temperature form (equations 7 and 8). Without a state."""
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def step(self, m: tuple[()], value: Array, target: Array | float) -> tuple[()]:
         return m

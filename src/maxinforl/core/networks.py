@@ -1,10 +1,13 @@
-"""Layers whose leaves are all arrays, so that jit, scan, vmap, grad and donation need no ceremony."""
+"""Layers whose leaves are all arrays, so that jit, scan, vmap, grad and donation need no ceremony; a gradient step."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 RELU_GAIN = 2**0.5
@@ -108,3 +111,9 @@ class MLP(eqx.Module):
 def stacked(make, key: Array, count: int):
     """`count` independent networks as one, with a leading axis on every leaf."""
     return jax.vmap(make)(jax.random.split(key, count))
+
+
+def apply_gradients(optimizer: Any, grads: Any, opt: Any, params: Any) -> tuple[Any, Any]:
+    """Parameters and optimiser state after one step of an Optax optimiser."""
+    change, opt = optimizer.update(grads, opt, params)
+    return optax.apply_updates(params, change), opt

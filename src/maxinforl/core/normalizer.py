@@ -5,8 +5,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
-
-from maxinforl.core.types import stop
+from jax.lax import stop_gradient
 
 FLOOR = 1e-3
 MOST = 1e6  # points after which old ones fade
@@ -23,7 +22,7 @@ class Normalizer(eqx.Module):
 
     def update(self, x: Array) -> Normalizer:
         """Statistics of everything seen so far and the batch `x`, which has one leading axis."""
-        x = stop(x)
+        x = stop_gradient(x)
         count = self.count + x.shape[0]
         mean = (self.count * self.mean + x.sum(0)) / count
         spread = self.count * (self.std**2 + (self.mean - mean) ** 2) + ((x - mean) ** 2).sum(0)
@@ -33,4 +32,4 @@ class Normalizer(eqx.Module):
         )
 
     def __call__(self, x: Array) -> Array:
-        return (x - stop(self.mean)) / stop(self.std)
+        return (x - stop_gradient(self.mean)) / stop_gradient(self.std)

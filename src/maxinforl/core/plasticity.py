@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from maxinforl.core.networks import Dense
-from maxinforl.core.schedules import Linear
+from maxinforl.core.policies import Linear
 from maxinforl.errors import BadInput, unknown
 
 ASLEEP = -1
 
 
-class Vitality(eqx.Module):
+class DormantState(eqx.Module):
     ratio: Array  # of the actor's neurons that are dormant
     awake: Array  # the update at which the actor woke, or ASLEEP
 
@@ -45,21 +45,21 @@ class Dormant:
         if not (0 <= self.start <= 1 and all(x >= 0 for x in (self.threshold, self.sharpness, self.factor))):
             raise BadInput("plasticity needs `start` from 0 to 1, and no negative `threshold`, `sharpness` or `factor`")
 
-    def init(self) -> Vitality:
-        return Vitality(jnp.asarray(self.start, jnp.float32), jnp.asarray(ASLEEP, jnp.int32))
+    def init(self) -> DormantState:
+        return DormantState(jnp.asarray(self.start, jnp.float32), jnp.asarray(ASLEEP, jnp.int32))
 
     def ratio(self, outputs: Sequence[Array]) -> Array:
         """Share of neurons whose magnitude, averaged over the batch, is below `threshold` of their layer's."""
         size = [jnp.abs(layer).mean(0) for layer in outputs]
         return jnp.concatenate([layer < self.threshold * layer.mean() for layer in size]).mean(dtype=jnp.float32)
 
-    def observe(self, v: Vitality, outputs: Sequence[Array], update: Array) -> Vitality:
+    def observe(self, v: DormantState, outputs: Sequence[Array], update: Array) -> DormantState:
         """The ratio now; waking is for good."""
         ratio = self.ratio(outputs)
         wakes = (v.awake == ASLEEP) & (ratio < self.target) & (update >= self.after)
-        return Vitality(ratio, jnp.where(wakes, update, v.awake))
+        return DormantState(ratio, jnp.where(wakes, update, v.awake))
 
-    def sigma(self, v: Vitality, schedule: Linear, update: Array) -> Array:
+    def sigma(self, v: DormantState, schedule: Linear, update: Array) -> Array:
         """sigmoid(10 (ratio - 0.2)) while asleep, then the larger of that and the schedule."""
         dormant = jax.nn.sigmoid(self.sharpness * (v.ratio - self.target))
         scheduled = schedule(update - v.awake if self.origin == "awake" else update)
@@ -69,7 +69,7 @@ class Dormant:
         """Whether the update that `update` others came before is one to perturb after."""
         return (update + 1) % self.every == 0
 
-    def kappa(self, v: Vitality) -> Array:
+    def kappa(self, v: DormantState) -> Array:
         """What a perturbation keeps of the old parameters."""
         return jnp.clip(1 - self.factor * v.ratio, self.least, self.most)
 

@@ -1,14 +1,18 @@
-"""How a network's output becomes an action: a tanh-Gaussian, or a deterministic action with noise."""
+"""How a network's output becomes an action: a tanh-Gaussian or a deterministic action with scheduled noise, and OAC's
+optimistic shift of the mean."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.lax import stop_gradient
 
-from maxinforl.core.types import stop
+from maxinforl.errors import BadInput
 
 LOG_STD = (-10.0, 2.0)
 
@@ -62,10 +66,53 @@ class NoisyDeterministic:
         """Noisy action; the outer clip is straight-through, so that its gradient is the identity."""
         noise = jnp.clip(sigma * jax.random.normal(key, out.shape), -self.clip, self.clip)
         action = jnp.tanh(out) + noise
-        return action + stop(jnp.clip(action, -1, 1) - action), jnp.zeros(out.shape[:-1])
+        return action + stop_gradient(jnp.clip(action, -1, 1) - action), jnp.zeros(out.shape[:-1])
 
     def act(self, out: Array, key: Array, sigma: Array | float) -> Array:
         return jnp.clip(jnp.tanh(out) + sigma * jax.random.normal(key, out.shape), -1, 1)
 
     def mode(self, out: Array) -> Array:
         return jnp.tanh(out)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From `start` to `end` over `steps`, then constant."""
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise BadInput(f"a linear schedule must take at least 1 step, not {self.steps}")
+
+    def __call__(self, t: Array) -> Array:
+        if self.start == self.end:
+            return jnp.asarray(self.start, jnp.float32)
+        return self.start + (self.end - self.start) * jnp.clip(t / self.steps, 0.0, 1.0).astype(jnp.float32)
+
+
+def constant(value: float) -> Linear:
+    return Linear(value, value, 1)
+
+
+@dataclass(frozen=True)
+class Optimism:
+    """Acting with the mean moved towards actions that might be good (Ciosek et al. 2019)."""
+
+    beta: float = 4.66  # of the critics' spread in the upper bound
+    shift: float = 6.86  # sqrt(2 delta): the KL divergence from the policy is shift**2 / 2
+
+    def __call__(self, policy: Any, out: Array, q: Callable[[Array], Array]) -> Array:
+        """The policy's output with its mean moved by c * (var * g) / sqrt(sum g**2 var), g = d upper bound / d mean."""
+        mean, log_std = policy.moments(out)
+        var = jnp.exp(2 * log_std)
+
+        def upper(mean: Array) -> Array:
+            value = q(jnp.tanh(mean))  # [critics, batch]
+            return (value.mean(0) + self.beta * (value.max(0) - value.min(0)) / 2).sum()
+
+        gradient = jax.grad(upper)(mean)
+        norm = jnp.sqrt((gradient**2 * var).sum(-1, keepdims=True)) + 1e-6
+        return policy.shift(out, self.shift * var * gradient / norm)

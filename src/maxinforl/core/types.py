@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 Metrics = dict[str, Array]
-stop = jax.lax.stop_gradient
 
 
 class Spec(NamedTuple):
@@ -57,13 +55,13 @@ class Batch(NamedTuple):
         return self.one if self.nstep is None else self.nstep
 
     @property
-    def endless(self) -> Backup:
-        """One step that bootstraps whatever ended: what non-episodic intrinsic critics use."""
+    def non_episodic(self) -> Backup:
+        """One step that ignores terminations: what non-episodic intrinsic critics use."""
         return self.one._replace(discount=self.gamma)
 
 
 class Latents(NamedTuple):
-    """All an intrinsic model ever sees of a transition; never pixels, never a gradient."""
+    """The inputs and targets of an intrinsic model: never pixels, and constants to every gradient."""
 
     z: Array
     action: Array
@@ -85,7 +83,7 @@ Bonus = Callable[[Array, Array], tuple[Array, Any]]
 
 
 class Shaping(NamedTuple):
-    """All a strategy may say to a learner."""
+    """How a strategy changes the losses of a learner."""
 
     backup: tuple[Backup | None, ...] = (None,)  # per value channel; None = the task's own
     weight: tuple[Any, ...] = (1.0,)  # how the actor weighs the channels
@@ -94,7 +92,7 @@ class Shaping(NamedTuple):
 
 
 PLAIN = Shaping()
-Shape = Callable[[Latents], Shaping]  # what a strategy says once it has seen the batch
+ShapingFn = Callable[[Latents], Shaping]  # of the latents of the batch at hand
 
 
 class Improvement(NamedTuple):

@@ -20,8 +20,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from maxinforl import files
+from maxinforl.core.program import Program
 from maxinforl.core.types import clock
-from maxinforl.core.update import Program, update
+from maxinforl.core.update import update
 from maxinforl.errors import RunFailed
 from maxinforl.experiments.flops import Product, products
 from maxinforl.replay import Replay

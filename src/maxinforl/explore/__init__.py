@@ -1,11 +1,10 @@
 """Exploration strategies: agents made of an agent, which speak to it through `Shaping` and nothing else."""
 
-from maxinforl.core.multiplier import Fixed, Tuned
+from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.explore.eipo import Eipo
 from maxinforl.explore.intrinsic_sum import IntrinsicSum
-from maxinforl.explore.maxinfo import MaxInfo, Tied
-from maxinforl.explore.plain import Plain
-from maxinforl.explore.strategy import Strategy
+from maxinforl.explore.maxinfo import MaxInfo
+from maxinforl.explore.strategy import Plain, Strategy
 from maxinforl.explore.switch import Epsilon, Switch, Then
 
 __all__ = [

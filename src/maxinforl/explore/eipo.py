@@ -13,13 +13,13 @@ from maxinforl.core.actor_critic import ActorCritic, Learner
 from maxinforl.core.multiplier import Fixed, Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.explore.intrinsic_sum import IntrinsicSum
-from maxinforl.explore.strategy import Explorer
+from maxinforl.explore.strategy import Intrinsic, IntrinsicState
 
 GREEDY = Shaping(entropy=None)
 
 
-class Pair(eqx.Module):
-    mixed: Explorer
+class EipoState(eqx.Module):
+    mixed: IntrinsicState
     greedy: Learner
 
     @property
@@ -33,32 +33,38 @@ class Pair(eqx.Module):
 
 
 @dataclass(frozen=True)
-class Eipo(IntrinsicSum):
+class Eipo(Intrinsic[EipoState]):
     """The intrinsic sum, with lambda holding the mixed policy's task value at the greedy agent's."""
 
     weight: Fixed | Tuned = Tuned()
 
+    def __post_init__(self):
+        super().__post_init__()
+        _ = self.mixed  # checks the weight
+
     @property
-    def alone(self) -> ActorCritic:
+    def mixed(self) -> IntrinsicSum:
+        return IntrinsicSum(self.base, self.intrinsic, self.weight)
+
+    @property
+    def greedy(self) -> ActorCritic:
         return replace(self.base, channels=1)
 
-    def init(self, key: Array, spec: Spec) -> Pair:  # type: ignore[override]
-        return Pair(super().init(key, spec), self.alone.init(jax.random.fold_in(key, 2), spec))
+    def init(self, key: Array, spec: Spec) -> EipoState:
+        return EipoState(self.mixed.init(key, spec), self.greedy.init(jax.random.fold_in(key, 2), spec))
 
-    def critic_step(self, s: Pair, batch: Batch, key: Array, clock: Clock) -> tuple[Pair, Metrics, Latents]:  # type: ignore[override]
-        mixed, metrics, latents = super().critic_step(s.mixed, batch, key, clock)
+    def critic_step(self, s: EipoState, batch: Batch, key: Array, clock: Clock) -> tuple[EipoState, Metrics, Latents]:
+        mixed, metrics, latents = self.mixed.critic_step(s.mixed, batch, key, clock)
         k_greedy = jax.random.fold_in(key, 2)
-        greedy, _, _ = self.alone.critic_step(s.greedy, batch, k_greedy, clock, lambda _: GREEDY)
-        return Pair(mixed, greedy), metrics, latents
+        greedy, _, _ = self.greedy.critic_step(s.greedy, batch, k_greedy, clock, lambda _: GREEDY)
+        return EipoState(mixed, greedy), metrics, latents
 
-    def actor_step(self, s: Pair, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Pair, Metrics]:  # type: ignore[override]
-        mixed, metrics, mixture = self.improve(s.mixed, batch, latents, key, clock)
+    def actor_step(
+        self, s: EipoState, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[EipoState, Metrics]:
+        mixed, metrics, of_mixed = self.mixed.improve(s.mixed, batch, latents, key, clock)
         k_greedy = jax.random.fold_in(key, 2)
-        greedy, _, alone = self.alone.actor_step(s.greedy, batch, latents, k_greedy, clock, GREEDY)
-        weight = self.weight.step(mixed.weight, mixture.value[0], alone.value[0])
-        metrics |= {"explore/value_gap": (alone.value[0] - mixture.value[0]).mean()}
-        return Pair(replace(mixed, weight=weight), greedy), metrics
-
-    def model_step(self, s: Pair, latents: Latents) -> tuple[Pair, Metrics]:
-        mixed, metrics = super().model_step(s.mixed, latents)
-        return replace(s, mixed=mixed), metrics
+        greedy, _, of_greedy = self.greedy.actor_step(s.greedy, batch, latents, k_greedy, clock, GREEDY)
+        weight = self.weight.step(mixed.weight, of_mixed.value[0], of_greedy.value[0])
+        metrics |= {"explore/value_gap": (of_greedy.value[0] - of_mixed.value[0]).mean()}
+        return EipoState(replace(mixed, weight=weight), greedy), metrics

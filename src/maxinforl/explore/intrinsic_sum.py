@@ -1,20 +1,21 @@
-"""SACIntrinsic: one policy for the sum of the task's value and an endless intrinsic one."""
+"""SACIntrinsic: one policy for the sum of the task's value and a non-episodic intrinsic one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from jax import Array
+from jax.lax import stop_gradient
 
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.multiplier import LOW, Fixed, Tuned
-from maxinforl.core.types import Batch, Clock, Improvement, Latents, Metrics, Shaping, stop
+from maxinforl.core.types import Batch, Clock, Improvement, Latents, Metrics, Shaping
 from maxinforl.errors import BadInput
-from maxinforl.explore.strategy import Explorer, Intrinsic
+from maxinforl.explore.strategy import IntrinsicState, Weighted
 
 
 @dataclass(frozen=True)
-class IntrinsicSum(Intrinsic):
+class IntrinsicSum(Weighted):
     """max E[Q_task + (Q_int - alpha1 log pi) / lambda]; entropy lives with the intrinsic value."""
 
     weight: Fixed | Tuned = Fixed(1.0)  # lambda, the weight of the task
@@ -26,14 +27,17 @@ class IntrinsicSum(Intrinsic):
 
     @property
     def learner(self) -> ActorCritic:
+        """The base with a value channel for the intrinsic reward."""
         return replace(self.base, channels=2)
 
-    def shaping(self, s: Explorer, batch: Batch, reward: Array | None = None) -> Shaping:
-        intrinsic = None if reward is None else batch.endless._replace(reward=reward)
+    def shaping(self, s: IntrinsicState, batch: Batch, reward: Array | None = None) -> Shaping:
+        intrinsic = None if reward is None else batch.non_episodic._replace(reward=reward)
         return Shaping((None, intrinsic), (1.0, 1.0 / self.weight.value(s.weight)), entropy=1)
 
-    def critic_step(self, s: Explorer, batch: Batch, key: Array, clock: Clock) -> tuple[Explorer, Metrics, Latents]:
-        reward = lambda latents: stop(self.intrinsic.reward(s.model, latents))
+    def critic_step(
+        self, s: IntrinsicState, batch: Batch, key: Array, clock: Clock
+    ) -> tuple[IntrinsicState, Metrics, Latents]:
+        reward = lambda latents: stop_gradient(self.intrinsic.reward(s.model, latents))
         shaping = lambda latents: self.shaping(s, batch, s.scale(reward(latents)))
         learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         raw = reward(latents)
@@ -41,14 +45,14 @@ class IntrinsicSum(Intrinsic):
         return s, metrics | {"explore/intrinsic_reward": raw.mean()}, latents
 
     def improve(
-        self, s: Explorer, batch: Batch, latents: Latents, key: Array, clock: Clock
-    ) -> tuple[Explorer, Metrics, Improvement]:
+        self, s: IntrinsicState, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[IntrinsicState, Metrics, Improvement]:
         shaping = self.shaping(s, batch)
         learner, metrics, improvement = self.learner.actor_step(s.learner, batch, latents, key, clock, shaping)
         metrics |= {"explore/intrinsic_weight": 1.0 / self.weight.value(s.weight)}
         return replace(s, learner=learner), metrics, improvement
 
     def actor_step(
-        self, s: Explorer, batch: Batch, latents: Latents, key: Array, clock: Clock
-    ) -> tuple[Explorer, Metrics]:
+        self, s: IntrinsicState, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[IntrinsicState, Metrics]:
         return self.improve(s, batch, latents, key, clock)[:2]

@@ -1,90 +1,161 @@
-"""What every exploration strategy shares: it is an agent made of an agent."""
+"""What every exploration strategy shares, and the one that does not explore beyond its base."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import equinox as eqx
 import jax
 from jax import Array
 
 from maxinforl.core.actor_critic import ActorCritic, Learner
-from maxinforl.core.multiplier import Multiplier
+from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Spec
 from maxinforl.errors import BadInput
-from maxinforl.intrinsic import Ensemble, InfoGain
+from maxinforl.intrinsic import InfoGain, IntrinsicReward, MeasuresError, ScoresActions
+
+
+class StrategyState(Protocol):
+    @property
+    def learner(self) -> Learner: ...  # the policy that is evaluated
+
+
+class ModelState(StrategyState, Protocol):
+    @property
+    def model(self) -> Any: ...  # of the intrinsic reward
+
+
+S = TypeVar("S", bound=StrategyState)
+M = TypeVar("M", bound=ModelState)
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """The agent protocol over a base: `init`, `act`, `preprocess`, `critic_step`, `actor_step`, `model_step`."""
+class Strategy(Generic[S]):
+    """An agent over a base, whose state is an `S`."""
 
     base: ActorCritic = ActorCritic()
 
-    measures_error = False  # whether `recent_error` exists
-
-    def init(self, key: Array, spec: Spec) -> Any:
+    def init(self, key: Array, spec: Spec) -> S:
         raise NotImplementedError  # pragma: no cover
 
-    def act(self, s: Any, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
+    def act(self, s: S, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
         return self.base.act(s.learner, obs, key, clock, explore=explore)
 
     def preprocess(self, batch: Batch, key: Array) -> Batch:
         return self.base.preprocess(batch, key)
 
-    def critic_step(self, s: Any, batch: Batch, key: Array, clock: Clock) -> tuple[Any, Metrics, Latents]:
+    def critic_step(self, s: S, batch: Batch, key: Array, clock: Clock) -> tuple[S, Metrics, Latents]:
         raise NotImplementedError  # pragma: no cover
 
-    def actor_step(self, s: Any, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Any, Metrics]:
+    def actor_step(self, s: S, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[S, Metrics]:
         raise NotImplementedError  # pragma: no cover
 
-    def model_step(self, s: Any, latents: Latents) -> tuple[Any, Metrics]:
-        """One training step of the intrinsic model, after everything that asked it."""
+    def model_step(self, s: S, latents: Latents) -> tuple[S, Metrics]:
+        """One training step of the intrinsic model, after the critic and the actor have used it."""
         return s, {}
 
+    @property
+    def measures_error(self) -> bool:
+        """Whether `recent_error` may be called."""
+        return False
 
-class Explorer(eqx.Module):
+    def recent_error(self, s: S, batch: Batch) -> Array:
+        """How wrong the intrinsic model is about transitions it has hardly trained on."""
+        raise NotImplementedError  # pragma: no cover
+
+    @property
+    def can_score(self) -> bool:
+        """Whether `score` may be called."""
+        return False
+
+    def score(self, s: S, obs: Array, action: Array) -> Array:
+        """The intrinsic reward of actions in [-1, 1], taken or not, before standardisation."""
+        raise NotImplementedError  # pragma: no cover
+
+
+class PlainState(eqx.Module):
     learner: Learner
-    model: Any
-    scale: Normalizer  # of the intrinsic reward
-    weight: Multiplier
 
 
 @dataclass(frozen=True)
-class Intrinsic(Strategy):
+class Plain(Strategy[PlainState]):
+    """No directed exploration: the base alone."""
+
+    def init(self, key: Array, spec: Spec) -> PlainState:
+        return PlainState(self.base.init(key, spec))
+
+    def critic_step(self, s: PlainState, batch: Batch, key: Array, clock: Clock) -> tuple[PlainState, Metrics, Latents]:
+        learner, metrics, latents = self.base.critic_step(s.learner, batch, key, clock)
+        return PlainState(learner), metrics, latents
+
+    def actor_step(
+        self, s: PlainState, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[PlainState, Metrics]:
+        learner, metrics, _ = self.base.actor_step(s.learner, batch, latents, key, clock)
+        return PlainState(learner), metrics
+
+
+@dataclass(frozen=True)
+class Intrinsic(Strategy[M]):
     """A strategy with an intrinsic model."""
 
-    intrinsic: Ensemble = InfoGain()
+    intrinsic: IntrinsicReward = InfoGain()
 
-    needs_score = False
+    needs_score = False  # whether the strategy scores actions that were never taken
 
     def __post_init__(self):
-        if self.needs_score and not getattr(self.intrinsic, "scores_actions", True):
-            name = type(self.intrinsic).__name__.lower()
+        if self.needs_score and not isinstance(self.intrinsic, ScoresActions):
             raise BadInput(
-                f"{type(self).__name__} scores actions that were never taken, and {name} needs the observed next "
-                "state: choose info-gain, disagreement or rnd"
+                f"{type(self).__name__} scores actions that were never taken, and {type(self.intrinsic).__name__} does "
+                "not implement score(): choose info-gain, disagreement or rnd"
             )
+
+    def init_model(self, key: Array, spec: Spec) -> Any:
+        return self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
+
+    def model_step(self, s: M, latents: Latents) -> tuple[M, Metrics]:
+        model, metrics = self.intrinsic.update(s.model, latents)
+        return eqx.tree_at(lambda s: s.model, s, model), metrics
+
+    @property
+    def measures_error(self) -> bool:
+        return isinstance(self.intrinsic, MeasuresError)
+
+    def recent_error(self, s: M, batch: Batch) -> Array:
+        assert isinstance(self.intrinsic, MeasuresError)
+        return self.intrinsic.error(s.model, self.base.latents(s.learner, batch))
+
+    @property
+    def can_score(self) -> bool:
+        return isinstance(self.intrinsic, ScoresActions)
+
+    def score(self, s: M, obs: Array, action: Array) -> Array:
+        assert isinstance(self.intrinsic, ScoresActions)
+        z = self.base.encoder.trunk(s.learner.target.critic.trunk, self.base.features(s.learner, obs))
+        return self.intrinsic.score(s.model, z, action)
+
+
+class IntrinsicState(eqx.Module):
+    learner: Learner
+    model: Any
+    scale: Normalizer  # of the intrinsic reward
+    weight: Any  # what the weight's `init` gives
+
+
+@dataclass(frozen=True)
+class Weighted(Intrinsic[IntrinsicState]):
+    """One learner, with a weight between its task and intrinsic values."""
+
+    weight: Tuned | Fixed | Tied = Tuned()
 
     @property
     def learner(self) -> ActorCritic:
         """The base with as many value channels as the strategy needs."""
-        return self.base
+        raise NotImplementedError  # pragma: no cover
 
-    def init(self, key: Array, spec: Spec) -> Explorer:
-        model = self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
-        return Explorer(self.learner.init(key, spec), model, Normalizer(), self.weight.init())  # type: ignore[attr-defined]
-
-    @property
-    def measures_error(self) -> bool:
-        return hasattr(self.intrinsic, "error")
-
-    def recent_error(self, s: Any, batch: Batch) -> Array:
-        """How wrong the model is about transitions it has hardly trained on."""
-        return self.intrinsic.error(s.model, self.base.latents(s.learner, batch))
-
-    def model_step(self, s: Any, latents: Latents) -> tuple[Any, Metrics]:
-        model, metrics = self.intrinsic.update(s.model, latents)
-        return replace(s, model=model), metrics
+    def init(self, key: Array, spec: Spec) -> IntrinsicState:
+        return IntrinsicState(
+            self.learner.init(key, spec), self.init_model(key, spec), Normalizer(), self.weight.init()
+        )

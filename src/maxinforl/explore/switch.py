@@ -9,12 +9,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.lax import stop_gradient
 
 from maxinforl.core.actor_critic import Learner
-from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec, stop
+from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import Intrinsic
-from maxinforl.intrinsic import Disagreement, Ensemble
+from maxinforl.intrinsic import Disagreement, IntrinsicReward
 
 
 def check_period(period: int) -> None:
@@ -56,7 +57,7 @@ class Epsilon:
         return jnp.maximum(0.0, (self.start - self.end) * (remaining - self.at) / (1 - self.at) + self.end)
 
 
-class Rows(eqx.Module):
+class SwitchState(eqx.Module):
     task: Learner
     curious: Learner
     model: Any
@@ -68,41 +69,44 @@ class Rows(eqx.Module):
 
 
 @dataclass(frozen=True)
-class Switch(Intrinsic):
-    """Row one maximises the task's reward, row two the intrinsic one; both learn from every batch."""
+class Switch(Intrinsic[SwitchState]):
+    """One agent maximises the task's reward, the other the intrinsic one; both learn from every batch."""
 
-    intrinsic: Ensemble = Disagreement()
+    intrinsic: IntrinsicReward = Disagreement()
     schedule: Then | Epsilon = Epsilon()
 
-    def init(self, key: Array, spec: Spec) -> Rows:  # type: ignore[override]
-        model = self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
+    def init(self, key: Array, spec: Spec) -> SwitchState:
         curious = self.base.init(jax.random.fold_in(key, 2), spec)
         dice = jax.random.key_data(jax.random.fold_in(key, 3))
-        return Rows(self.base.init(key, spec), curious, model, dice)
+        return SwitchState(self.base.init(key, spec), curious, self.init_model(key, spec), dice)
 
-    def exploring(self, s: Rows, clock: Clock) -> Array:
+    def exploring(self, s: SwitchState, clock: Clock) -> Array:
         """Whether the round that `clock.step` lies in explores."""
         turn = clock.step // self.schedule.period
         remaining = 1 - turn * self.schedule.period / jnp.maximum(clock.total, 1)
         draw = jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(s.dice), turn))
         return draw < self.schedule(remaining)
 
-    def act(self, s: Rows, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
+    def act(self, s: SwitchState, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
         task = self.base.act(s.task, obs, key, clock, explore=explore)
         if not explore:
             return task
         return jnp.where(self.exploring(s, clock), self.base.act(s.curious, obs, key, clock, explore=True), task)
 
-    def critic_step(self, s: Rows, batch: Batch, key: Array, clock: Clock) -> tuple[Rows, Metrics, Latents]:
+    def critic_step(
+        self, s: SwitchState, batch: Batch, key: Array, clock: Clock
+    ) -> tuple[SwitchState, Metrics, Latents]:
         task, metrics, latents = self.base.critic_step(s.task, batch, key, clock)
-        reward = stop(self.intrinsic.reward(s.model, latents))
+        reward = stop_gradient(self.intrinsic.reward(s.model, latents))
         shaping = Shaping(backup=(batch.one._replace(reward=reward),))
         k_curious = jax.random.fold_in(key, 2)
         curious, _, _ = self.base.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
         s = replace(s, task=task, curious=curious)
         return s, metrics | {"explore/intrinsic_reward": reward.mean()}, latents
 
-    def actor_step(self, s: Rows, batch: Batch, latents: Latents, key: Array, clock: Clock) -> tuple[Rows, Metrics]:
+    def actor_step(
+        self, s: SwitchState, batch: Batch, latents: Latents, key: Array, clock: Clock
+    ) -> tuple[SwitchState, Metrics]:
         task, metrics, _ = self.base.actor_step(s.task, batch, latents, key, clock)
         curious, _, _ = self.base.actor_step(s.curious, batch, latents, jax.random.fold_in(key, 2), clock)
         share = self.exploring(s, clock).astype(jnp.float32)

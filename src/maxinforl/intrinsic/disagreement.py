@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from maxinforl.intrinsic.ensemble import Ensemble, Model, spread, variance
+from maxinforl.intrinsic.ensemble import Ensemble, Model, member_std, variance
 
 LEAST = 1e-6  # variance in the logarithm
 
@@ -20,4 +20,4 @@ class Disagreement(Ensemble):
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
         mean, _ = self.outcome(model, z, action)
-        return self.per_block(model, jnp.log(LEAST + variance(mean, ddof=1)) if self.log else spread(mean))
+        return self.per_block(model, jnp.log(LEAST + variance(mean, ddof=1)) if self.log else member_std(mean))

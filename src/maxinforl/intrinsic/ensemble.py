@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.lax import stop_gradient
 
-from maxinforl.core.networks import ACTIVATIONS, MLP, stacked
+from maxinforl.core.networks import ACTIVATIONS, MLP, apply_gradients, stacked
 from maxinforl.core.normalizer import Normalizer
-from maxinforl.core.optimizer import descend
-from maxinforl.core.types import Latents, LatentSpec, Metrics, stop
+from maxinforl.core.types import Latents, LatentSpec, Metrics
 from maxinforl.errors import BadInput, unknown
+from maxinforl.intrinsic.protocol import ScoresActions
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
 
@@ -41,7 +42,6 @@ class Ensemble:
     lr: float = 3e-4
 
     aleatoric = False
-    scores_actions = True  # whether `score` exists: MaxInfo needs it
     least = 2  # members: one alone cannot disagree
 
     def __post_init__(self):
@@ -105,7 +105,7 @@ class Ensemble:
         y = self.target(model, inputs, e)
         outputs = model.outputs.update(y)
         grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), outputs(y))
-        members, opt = descend(self.optimizer, grads, model.opt, model.members)
+        members, opt = apply_gradients(self.optimizer, grads, model.opt, model.members)
         model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
         return model, {"explore/model_error": error}
 
@@ -116,13 +116,12 @@ class Ensemble:
 
     def outcome(self, model: Model, z: Array, action: Array) -> tuple[Array, Array | None]:
         """The members' predictions at (z, a); differentiable in both, constant in the model."""
-        return self.predict(stop(model.members), model.inputs(jnp.concatenate([z, action], -1)))
-
-    def score(self, model: Model, z: Array, action: Array) -> Array:
-        raise NotImplementedError  # pragma: no cover
+        return self.predict(stop_gradient(model.members), model.inputs(jnp.concatenate([z, action], -1)))
 
     def reward(self, model: Model, e: Latents) -> Array:
-        """The intrinsic reward of an observed transition."""
+        """The intrinsic reward of an observed transition: its score, where a subclass has one."""
+        if not isinstance(self, ScoresActions):
+            raise NotImplementedError("it implements neither score() nor reward()")
         return self.score(model, e.z, e.action)
 
     def per_block(self, model: Model, values: Array) -> Array:
@@ -133,10 +132,10 @@ class Ensemble:
 
 def variance(x: Array, ddof: int = 0) -> Array:
     """Over members; measured from the first one, so that it is exactly 0 where they all agree."""
-    return (x - stop(x[:1])).var(0, ddof=ddof)
+    return (x - stop_gradient(x[:1])).var(0, ddof=ddof)
 
 
-def spread(x: Array) -> Array:
+def member_std(x: Array) -> Array:
     """Sample standard deviation over members, with value 0 and gradient 0 where they all agree."""
     square = variance(x, ddof=1)
     apart = square > 0

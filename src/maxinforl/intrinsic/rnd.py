@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax import Array
+from jax.lax import stop_gradient
 
 from maxinforl.core.networks import MLP
 from maxinforl.core.normalizer import Normalizer
-from maxinforl.core.types import Latents, LatentSpec, stop
-from maxinforl.intrinsic.ensemble import Ensemble, Model, spread
+from maxinforl.core.types import Latents, LatentSpec
+from maxinforl.intrinsic.ensemble import Ensemble, Model, member_std
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RND(Ensemble):
         return MLP(key, (spec.z + spec.action, *self.target_hidden, self.embedding), activation="tanh", init="xavier")
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
-        return stop(model.frozen(inputs(jnp.concatenate([e.z, e.action], -1))))
+        return stop_gradient(model.frozen(inputs(jnp.concatenate([e.z, e.action], -1))))
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
-        return spread(self.outcome(model, z, action)[0]).mean(-1)
+        return member_std(self.outcome(model, z, action)[0]).mean(-1)

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from maxinforl.core.update import PER_SEED, TrainState
+from maxinforl.core.program import PER_SEED
+from maxinforl.core.update import TrainState
 from maxinforl.envs import episode_seed, make_pool
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
@@ -181,7 +182,7 @@ class CompiledTrainer(Trainer):
 
             def move(s: TrainState, lanes: Lanes, action: Array):
                 lanes, t, seen = self.simulation.step(lanes, action, seeds, first)
-                s, action, *values = (self.program.live if learning else self.program.idle)(s, t)
+                s, action, *values = (self.program.train_step if learning else self.program.warmup_step)(s, t)
                 return s, lanes, action, seen._replace(metrics=values[0]) if learning else seen
 
             def body(i, carry):

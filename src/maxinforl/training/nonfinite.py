@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxinforl import files
+from maxinforl.core.program import Packed, Program, unpack
 from maxinforl.core.types import Backup, Batch
-from maxinforl.core.update import Packed, Program, TrainState, unpack, update
+from maxinforl.core.update import TrainState, update
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.training.arrays import agent_arrays
 
@@ -52,7 +53,7 @@ class NotFinite(RunFailed):
 
 
 def checked(program: Program, state: TrainState | Packed, values: np.ndarray, action: np.ndarray) -> np.ndarray:
-    """The metrics of the last steps, [(seeds,) steps, names], from what `Program.live` gave.
+    """The metrics of the last steps, [(seeds,) steps, names], from what `Program.train_step` gave.
 
     Raises NotFinite where one of them, the agent after one of the steps or the next actions are not finite.
     """
@@ -120,7 +121,7 @@ def diagnose(state: TrainState, seed: int, arrays: Arrays, metrics: Mapping[str,
 
 def drawn(program: Program, state: TrainState) -> Arrays:
     """The batches that the update at this state's step drew, [rounds, updates, batch, ...], and the keys it used."""
-    rounds = [jax.jit(program.draw)(state, jnp.int32(i)) for i in range(program.rounds)]
+    rounds = [jax.jit(program.sample_round)(state, jnp.int32(i)) for i in range(program.rounds)]
     stacked = jax.tree.map(lambda *x: np.stack(x), *(batch for batch, _ in rounds))
     keys = np.stack([np.asarray(jax.random.key_data(key)) for _, key in rounds])
     return {f"batch/{name}": leaf for name, leaf in agent_arrays(stacked).items()} | {"key": keys}

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from maxinforl.core.program import Packed, Program
 from maxinforl.core.types import Clock
-from maxinforl.core.update import Packed, Program, TrainState
+from maxinforl.core.update import TrainState
 from maxinforl.envs import EnvPool
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
@@ -377,6 +378,6 @@ def start_afresh(seed: SeedView, lanes: np.ndarray, obs: np.ndarray) -> None:
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
     trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
-    fresh = np.array(trainer.program.react(trainer.state, trainer.warming_up))
+    fresh = np.array(trainer.program.next_action(trainer.state, trainer.warming_up))
     before[at][lanes] = fresh[at][lanes]
     trainer.action = before
