@@ -34,6 +34,14 @@ def forget_programs():
         sys.modules["jax"].clear_caches()
 
 
+@pytest.fixture(autouse=True)
+def trace_anew():
+    """Agents that are alike share what was traced, which would outlive the functions that a test replaces."""
+    yield
+    if "maxinforl.core.program" in sys.modules:
+        sys.modules["maxinforl.core.program"]._shared.cache_clear()
+
+
 def pytest_unconfigure():
     if _own is not None:
         shutil.rmtree(_own, ignore_errors=True)

@@ -477,3 +477,10 @@ def test_information_gain_compiles_once(monkeypatch):
     for _ in range(3):
         agent.information_gain(np.zeros((4, 2), np.float32), np.zeros((4, 1), np.float32))
     assert len(traces) == 1
+
+
+def test_agents_that_are_alike_are_traced_once():
+    first, second = (make("sac", learning_starts=5, eval_episodes=0, seed=seed).learn(20) for seed in (0, 1))
+    assert first.trainer.program is second.trainer.program and first.trainer.program.traces["step"] == 1
+    other = make("sac", learning_starts=5, eval_episodes=0, batch_size=7).learn(20)
+    assert other.trainer.program is not first.trainer.program

@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
-from maxinforl.core.program import Program
+from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
@@ -358,7 +358,7 @@ class Agent:
 
     @cached_property
     def _untrained(self) -> tuple[Program, Any, Any]:
-        program = Program(self.strategy, self.spec)
+        program = shared_program(self.strategy, self.spec)
         return program, self._agent_state(program), self._clock()
 
     def _agent_state(self, program: Program) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -156,3 +156,20 @@ class Program(StepFunctions):
     def score(self) -> Callable:
         """(agent, observations, actions in [-1, 1]) -> the intrinsic reward of each, before standardisation."""
         return self.compiled("score", self.agent.score, (0, 0, 0), 0)
+
+
+def shared_program(*configuration: Any) -> Program:
+    """The program of a configuration, the fields of `Program` in order.
+
+    Agents of one process that are alike share it, so that they are traced once.
+    """
+    try:
+        hash(configuration)
+    except TypeError:  # a part of the user's own holds a list or an array
+        return Program(*configuration)
+    return _shared(*configuration)
+
+
+@lru_cache(maxsize=16)
+def _shared(*configuration: Any) -> Program:
+    return Program(*configuration)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxinforl.core.program import Packed, Program
+from maxinforl.core.program import Packed, shared_program
 from maxinforl.core.types import Clock
 from maxinforl.core.update import TrainState
 from maxinforl.envs import EnvPool
@@ -138,15 +138,10 @@ class Trainer:
         self.settings = self.per_seed_settings[0]
         self.seeds = [SeedView(self, i, settings) for i, settings in enumerate(self.per_seed_settings)]
         self.stack = self.spaces.stack(self.settings)
-        self.program = Program(
-            self.strategy,
-            self.spaces.spec(self.settings),
-            self.settings.batch_size,
-            check_updates(self.settings),
-            seeds=None if self.alone else len(self.seeds),
-            skip_nan=self.settings.on_nan == "skip",
-        )
-        self.acting = self.program if self.alone else replace(self.program, seeds=None)
+        same = (self.strategy, self.spaces.spec(self.settings), self.settings.batch_size, check_updates(self.settings))
+        skip_nan = self.settings.on_nan == "skip"
+        self.program = shared_program(*same, None if self.alone else len(self.seeds), skip_nan)
+        self.acting = shared_program(*same, None, skip_nan)  # one seed at a time
         self.step = 0
         self.action = None
         seeds = np.array([s.seed for s in self.per_seed_settings], np.uint32)
