@@ -9,16 +9,15 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
+from maxinforl.core import actor_critic, encoders, multiplier, plasticity, policies
 from maxinforl.errors import BadInput, unknown
+from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
+from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
 
 
 @cache
 def registry() -> dict[str, type]:
     """Every class a configuration may name."""
-    from maxinforl.core import actor_critic, encoders, multiplier, plasticity, policies
-    from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
-    from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
-
     modules = (actor_critic, encoders, multiplier, plasticity, policies)
     modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, rnd)
     found = [thing for module in modules for thing in vars(module).values()]
