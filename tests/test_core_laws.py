@@ -74,7 +74,10 @@ def test_maxinfo_without_weight_is_its_base(base):
 
 def test_redq_with_two_of_two_critics_is_sac():
     """REDQ is two integers and a reduction: without them the value itself is SAC's."""
-    assert replace(BASES["redq"], critics=2, num_min_critics=2, policy_delay=1, critic_reduction="min") == BASES["sac"]
+    assert (
+        replace(BASES["redq"], critics=2, num_min_critics=2, policy_delay=1, update_ratio=1, critic_reduction="min")
+        == BASES["sac"]
+    )
 
 
 @pytest.mark.parametrize("base", ["sac", "redq"])
@@ -270,3 +273,11 @@ def test_streams_of_random_numbers_are_apart():
     """All randomness is a function of (seed, stream, step)."""
     keys = [stream(jnp.asarray(seed), name, step) for seed in (0, 1) for name in (0, 1) for step in (0, 1)]
     assert len({jax.random.key_data(k).tobytes() for k in keys}) == 8
+
+
+def test_scores_of_actions_are_compiled_once():
+    agent, batch = small("sac", "maxinfo"), batches()
+    program, s = Program(agent, SPEC), fresh(agent)
+    scores = [program.score(s, batch.obs, batch.action) for _ in range(2)][-1]
+    np.testing.assert_allclose(scores, agent.intrinsic.score(s.model, batch.obs, batch.action), rtol=1e-4, atol=1e-5)
+    assert program.traces["score"] == 1 and agent.can_score and not small("sac").can_score

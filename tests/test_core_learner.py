@@ -380,7 +380,10 @@ def test_the_papers_numbers():
     sac, redq, oac = BASES["sac"], BASES["redq"], BASES["oac"]
     droq, ddpg = BASES["droq"], BASES["ddpg"]
     assert (droq.critics, droq.num_min_critics, droq.critic_reduction, droq.policy_delay) == (2, 2, "mean", 20)
-    assert droq == replace(sac, critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20)
+    assert droq.update_ratio == redq.update_ratio == 20 and sac.update_ratio == 1
+    assert droq == replace(
+        sac, critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20, update_ratio=20
+    )
     assert ddpg == replace(sac, policy=NoisyDeterministic(clip=0.5), noise=Linear(0.2, 0.2, 1))
     assert sac == ActorCritic()
     assert (sac.gamma, sac.tau, sac.lr, sac.alpha.start, sac.critics, sac.num_min_critics) == (
