@@ -386,7 +386,7 @@ def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
     """Exit code and the end of the output of the tests against the sources in a directory."""
     cache = os.environ.get("MAXINFORL_MUTATION_CACHE", str(Path(tempfile.gettempdir()) / "maxinforl-mutation-cache"))
     more = {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": cache}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | more, capture_output=True, text=True)
     return done.returncode, (done.stdout + done.stderr)[-2000:]
 

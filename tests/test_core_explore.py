@@ -56,6 +56,7 @@ def test_epsilon_falls_linearly_and_stops_at_zero():
     assert got[4] == 0 and eps.period == 32
 
 
+@pytest.mark.slow
 def test_the_mode_is_constant_within_a_round():
     """It changes between rounds only, and does change."""
     mode = modes(EPS, fresh(EPS), 32 * 40, 32 * 40).reshape(40, 32)

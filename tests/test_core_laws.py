@@ -80,6 +80,7 @@ def test_redq_with_two_of_two_critics_is_sac():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["sac", "redq"])
 def test_eipo_with_lambda_one_is_the_intrinsic_sum(base):
     alone, pair = descending(base, "sum"), replace(descending(base, "eipo"), weight=Fixed(1.0))
@@ -115,6 +116,7 @@ def test_one_step_is_nstep_one():
 # ------------------------------------------------------------ the program
 
 
+@pytest.mark.slow
 def test_scanned_updates_are_single_ones():
     """`updates=4` in rounds of two critic steps: four critic, two actor and four model steps, each with its key."""
     base = replace(DESCENT, critics=3, critic_reduction="mean", policy_delay=2)

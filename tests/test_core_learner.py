@@ -338,6 +338,7 @@ def test_all_critics_learn_and_the_actor_only_at_the_end_of_a_round():
     assert set(zip(steps[:-3:2], steps[1:-3:2])) == {("critic", "model")}  # the body of the scan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("redq", "maxinfo"), ("sac", "eps")])
 def test_a_round_of_critic_steps_is_those_steps_one_by_one(names):
     """What the scan does is what single calls do, each on its own batch with its own key."""

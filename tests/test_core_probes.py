@@ -107,6 +107,7 @@ def test_probe_truncation_bootstraps_and_termination_does_not(terminated, value)
     np.testing.assert_allclose(values(s, 0.0, [-0.5, 0.5]), value, atol=0.04)
 
 
+@pytest.mark.slow
 def test_probe_only_information_gain_separates_the_arms():
     """A bandit that never pays; the left arm's outcome is known, the right arm was never tried: MaxInfo goes there.
 

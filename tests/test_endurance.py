@@ -43,6 +43,7 @@ IDLE = ["--learning-starts", "1000"]  # only acts at random, which compiles in n
 # ------------------------------------------------------------------ environment faults in a run
 
 
+@pytest.mark.slow
 def test_resumed_equals_never_stopped_across_faults(tmp_path, monkeypatch, capsys):
     command = ["train", *SHORT, "--env", "Brittle-v0", "--num-envs", "2", "--steps", "120", "--log-every", "20"]
     command += ["--save-every", "2", "--keep", "40"]  # a checkpoint before, at and after each fault
@@ -156,6 +157,7 @@ def odd(monkeypatch, at: int) -> None:
     monkeypatch.setattr(Program, "learn", with_odd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["host", "compiled"])
 def test_one_bad_number_is_told_once_and_spoils_nothing_else(monkeypatch, kind):
     odd(monkeypatch, at=10)
@@ -234,6 +236,7 @@ def small_program(rows=32, agent=None, **options):
     return program, program.init(seed, replay, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [2, 6])
 def test_the_batches_drawn_again_are_those_that_were_learned_from(updates):
     program, state = small_program(updates=updates)

@@ -39,6 +39,7 @@ def test_examples_fit_on_a_page(path):
     assert len(path.read_text().splitlines()) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_examples_run(name, tmp_path, monkeypatch, capsys):
     arguments, said = RUNS[name]
@@ -64,6 +65,7 @@ def test_the_robot_needs_nothing_but_numpy_and_acts_as_predict_does(tmp_path):
     assert float(done.stdout.split("[")[1].split("]")[0]) == pytest.approx(float(action[0]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_top_to_bottom(monkeypatch, capsys):
     """Its cells hold plain Python, so they are run as one script, without a kernel."""
     monkeypatch.setenv("TOUR_STEPS", "12")

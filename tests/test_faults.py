@@ -235,6 +235,7 @@ def test_workers_render():
             pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exit", "hang"])
 def test_a_worker_that_dies_or_hangs_is_restarted(how):
     pool = make_pool(Halves(how), num_envs=2, max_faults=1, workers=True, env_timeout=TIMEOUT)
@@ -294,6 +295,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent_and_leave_signals_to_it(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
@@ -353,6 +355,7 @@ class Hangs:
         return Brittle([episode_seed(EVALUATION, 0, 0)] if first else [], "leave_a_note_and_hang", note=self.path)
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_workers_survives_a_hang(tmp_path):
     settings = {"workers": True, "env_timeout": TIMEOUT, "eval_episodes": 1, "learning_starts": 1000}
     agent = maxinforl.make("sac", Hangs(tmp_path / "hung"), **settings)

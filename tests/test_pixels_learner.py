@@ -86,6 +86,7 @@ def test_noise_is_chosen_by_name():
 # ------------------------------------------------------------ one encoder, trained by the critic alone
 
 
+@pytest.mark.slow
 def test_the_actors_loss_gives_no_gradient_to_the_convolutions():
     agent, data = named("drq"), batches(1, None)
     state = fresh(agent, spec=SPEC)
@@ -99,6 +100,7 @@ def test_the_actors_loss_gives_no_gradient_to_the_convolutions():
     assert all(not x.any() for x in leaves(slope).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["drq", "maxinfo-drq", "drqv2", "maxinfo-drqv2"])
 def test_only_the_critic_trains_the_convolutions(algo):
     agent = named(algo)

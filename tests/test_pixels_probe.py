@@ -70,6 +70,7 @@ def distance(program: Program, state) -> float:
     return float(np.abs(x).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["drq", "maxinfo-drq"])
 def test_a_dot_is_moved_to_its_post(algo):
     """From about 0.9 untrained, past the 0.5 of leaving dots where they are, to 0.15 in 210 updates."""

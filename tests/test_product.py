@@ -45,6 +45,7 @@ def shapes(tree):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", VECTORS)
 def test_every_state_is_stable_under_scan(base):
     """Shape, dtype and weak type of every leaf are the same after an update, for the whole product; all can act."""
@@ -95,6 +96,7 @@ def test_the_cover_covers():
     assert len(COVER) == 5 * len(VECTORS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", COVER, ids=lambda p: "-".join(x for x in p if x))
 def test_a_combination_learns_and_acts_with_finite_numbers(parts):
     """Compiled once for two updates, on which every trained part moves, and an action in the box."""

@@ -105,6 +105,7 @@ def test_same_seed_twice_gives_the_same_files(tmp_path):
     assert (tmp_path / "a/eval.csv").read_bytes() != (tmp_path / "c/eval.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_touch_training():
     assert same(weights(make().learn(60)), weights(make(eval_episodes=0).learn(60)))
 
@@ -134,6 +135,7 @@ def interrupted(monkeypatch, at: int):
         monkeypatch.setattr(kind, "advance", dies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "extra"),
     [
@@ -160,6 +162,7 @@ def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
     assert np.array_equal(whole["obs"], broken["obs"]) and np.array_equal(whole["step"], broken["step"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Corridor-v0", "jax/pendulum-hanging"])
 def test_seeds_that_train_together_resume_together(tmp_path, monkeypatch, capsys, env):
     command = ["train", "--algo", "sac", "--env", env, "--steps", "60", *FLAGS, "--seeds", "3-4", "--save-every", "20"]
@@ -192,6 +195,7 @@ def close(a: Path, b: Path) -> bool:
     return set(one) == set(two) and all(np.allclose(one[n], two[n], atol=TOGETHER, rtol=TOGETHER) for n in floats)
 
 
+@pytest.mark.slow
 def test_seeds_together_agree_with_each_alone(tmp_path):
     command = ["train", "--algo", "maxinfo-sac", "--env", "Corridor-v0", "--steps", "50", *FLAGS]
     assert cli.main([*command, "--seeds", "0-2", "--out", str(tmp_path / "all")]) == 0
@@ -201,6 +205,7 @@ def test_seeds_together_agree_with_each_alone(tmp_path):
     assert not close(tmp_path / "all/seed-0", tmp_path / "all/seed-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--action-repeat", "3", "--action-cost", "0.5", "--num-envs", "2"]])
 def test_the_compiled_loop_is_the_host_loop(tmp_path, extra):
     """Through an episode's end: its time limit of 200 and the seed of the next are the same."""
@@ -215,6 +220,7 @@ def test_the_compiled_loop_is_the_host_loop(tmp_path, extra):
     assert one[-1]["rollout/episodes"] == two[-1]["rollout/episodes"] >= 1
 
 
+@pytest.mark.slow
 def test_a_compiled_run_traces_once_and_dispatches_chunks():
     agent = make("sac", "jax/pendulum-hanging", learning_starts=30)
     trainer = agent._trainer(250)
@@ -223,6 +229,7 @@ def test_a_compiled_run_traces_once_and_dispatches_chunks():
     assert trainer.program.traces["chunk"] == 2 and trainer.program.traces["step"] == 0
 
 
+@pytest.mark.slow
 def test_seeds_are_dealt_out_to_devices(tmp_path):
     """Two virtual devices share four seeds, and each seed learns what it learns on one."""
     code = (
@@ -259,6 +266,7 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, 
     assert "is finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_75(tmp_path):
     out = tmp_path / "run"
     command = [
@@ -342,6 +350,7 @@ def test_learning_twice_goes_on(tmp_path):
     assert same(weights(whole), weights(halves))
 
 
+@pytest.mark.slow
 def test_short_calls_do_not_each_compile():
     agent = make("sac", eval_episodes=0)
     for _ in range(8):
@@ -349,13 +358,12 @@ def test_short_calls_do_not_each_compile():
     assert agent.trainer is not None and agent.trainer.program.traces["step"] <= 4
 
 
-@pytest.mark.parametrize("steps", [0, -3, 1.5, "x", None])
+@pytest.mark.parametrize("steps", [0, -3, 1.5, "x"])
 def test_counts_that_are_none_are_refused(steps):
     with pytest.raises(BadInput, match=r"^steps must be"):
         make("sac").learn(steps)
-    if steps is not None:
-        with pytest.raises(BadInput, match=r"^total_steps must be"):
-            make("sac", total_steps=steps)
+    with pytest.raises(BadInput, match=r"^total_steps must be"):
+        make("sac", total_steps=steps)
 
 
 def test_counts_may_be_written_as_floats():
@@ -370,12 +378,12 @@ def test_composed_without_a_name():
 
 
 def test_learning_into_a_run_names_what_python_can_do(tmp_path):
-    agent = make("sac", eval_episodes=0)
-    agent.learn(10, out=tmp_path / "a")
+    make("sac", eval_episodes=0).learn(10, out=tmp_path / "a")
     with pytest.raises(BadInput, match="already holds a run: name another directory with out="):
-        agent.learn(10, out=tmp_path / "a")
+        make("sac", eval_episodes=0).learn(10, out=tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_schedules_say_that_they_stay():
     agent = make("eps-maxinfo-sac", learning_starts=0)
     agent.learn(30)
@@ -398,6 +406,7 @@ def test_a_loaded_agents_schedules_stay_where_they_were_planned(tmp_path):
         other._trainer(61)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", "eps-maxinfo-sac", "maxinfo-rnd-sac"])
 def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
     """Of the newest 64 alone: recomputed from the replay's rows."""
@@ -564,7 +573,7 @@ def test_a_part_that_the_algorithm_lacks():
 
 def test_weight_as_a_value():
     fixed = make(weight=maxinforl.Fixed(0.25), eval_episodes=0).learn(10)
-    assert fixed.trainer is not None and float(fixed.trainer.state.agent.weight.log) == 0.25
+    assert fixed.trainer is not None and float(fixed.trainer.state.agent.weight.value) == 0.25
     tied = make(weight=maxinforl.Tied(), eval_episodes=0, log_every=1)
     tied.learn(10)
     assert tied.trainer is not None
@@ -630,7 +639,7 @@ BAD = [
     (["--update-ratio", "-1"], "at least 1"),
     (["--action-cost", "-1"], "--action-cost"),
     (["--algo", "sac", "--base", "sac"], "--algo names a whole algorithm"),
-    (["--base", "sac", "--explore", "maxinfo", "--intrinsic", "curiosity"], "observed next state"),
+    (["--base", "sac", "--explore", "maxinfo", "--intrinsic", "curiosity"], "does not implement score()"),
     (["--base", "sac", "--intrinsic", "rnd"], "--explore maxinfo"),
     (["--explore", "maxinof"], "did you mean 'maxinfo'"),
     (["--uncertainty", "medium"], "uncertainty"),
@@ -753,6 +762,7 @@ def test_a_format_that_no_run_has_is_told_from_a_newer_one(tmp_path, capsys, new
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_or_is_skipped(tmp_path, capsys):
     command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "60", *FLAGS, "--log-every", "20"]
     command += ["--eval-episodes", "0", "--set", "base.lr=1e30"]
@@ -764,6 +774,7 @@ def test_a_loss_that_is_not_finite_stops_or_is_skipped(tmp_path, capsys):
     assert all(np.isfinite(v).all() for v in saved_weights(tmp_path / "skip").values() if v.dtype == np.float32)
 
 
+@pytest.mark.slow
 def test_an_agent_that_sees_trains_and_is_evaluated(tmp_path):
     """Frames, stacks, the encoder and evaluation through the whole command."""
     small = ["--image-size", "16", "--batch-size", "4", "--set", "base.hidden=[8]", "--set", "base.encoder.latent=4"]
@@ -790,6 +801,7 @@ def test_what_cannot_be_filmed_is_refused_before_training(tmp_path, capsys):
     assert "render" in capsys.readouterr().err and not (tmp_path / "run" / "checkpoints" / "step-000000020").exists()
 
 
+@pytest.mark.slow
 def test_a_video_of_the_last_evaluation(tmp_path):
     command = ["train", "--algo", "sac", "--env", "pendulum-hanging", "--steps", "20", *FLAGS, "--video"]
     assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0

@@ -294,6 +294,7 @@ def test_seeds_that_train_together_stop_when_all_have_reached_it(tmp_path, monke
     assert cli.main(["resume", str(out)]) == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_before_its_last_checkpoint_stops_at_the_same_step(tmp_path, monkeypatch):
     flags = [*SMALL, "--steps", "60", "--save-every", "15", "--learning-starts", "5"]
     assert cli.main(["train", *flags, "--out", str(tmp_path / "whole")]) == 0
@@ -362,6 +363,7 @@ def test_resuming_rolls_the_best_agent_back_with_its_evaluations(tmp_path, monke
     assert read_best(out) is None and not (out / "best/agent.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_best_agent_costs_nothing_else(tmp_path, monkeypatch):
     returns_of(monkeypatch, [0.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0])
     flags = [*SMALL, "--steps", "60", "--save-every", "20", "--learning-starts", "1000"]
@@ -395,6 +397,7 @@ def test_learn_goes_on_in_its_directory(tmp_path):
         make("sac", **given).learn(20, out=out)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_learned_on_resumes_exactly(tmp_path, monkeypatch):
     given = {"learning_starts": 5, "save_every": 10, "eval_episodes": 0}
     twin = make("sac", **given).learn(20, out=tmp_path / "twin")
@@ -424,6 +427,7 @@ def test_learn_collects_the_steps_of_its_settings():
 # ------------------------------------------------------------ what a fault must not lose
 
 
+@pytest.mark.slow
 def test_a_loaded_agent_that_was_killed_before_its_first_checkpoint_is_not_started_afresh(tmp_path, monkeypatch):
     make("sac", learning_starts=5, eval_episodes=0).learn(20).save(tmp_path / "saved")
     agent = maxinforl.load(tmp_path / "saved")
@@ -441,6 +445,7 @@ def test_a_loaded_agent_that_was_killed_before_its_first_checkpoint_is_not_start
     assert cli.main(["resume", str(tmp_path / "run")]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [20, 60], ids=["on the way", "at the end"])
 def test_an_evaluation_that_failed_is_made_up(tmp_path, monkeypatch, at):
     from maxinforl.envs import Fault

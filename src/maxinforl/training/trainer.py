@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxinforl.core.program import Packed, shared_program
+from maxinforl.core.program import Packed, shared_program, unpack
 from maxinforl.core.types import Clock
 from maxinforl.core.update import TrainState
 from maxinforl.envs import EnvPool
@@ -189,12 +189,12 @@ class Trainer:
             wanted = max(self.step + steps, 2 * self.step)
             check_memory(self.settings, wanted, self.spaces)
             replay = self.state.replay.grow(rows_for(wanted, self.settings))
-            self.state = TrainState(self.state.agent, replay, self.state.clock, self.state.seed)
+            self.state = replace(unpack(self.state), replay=replay)
 
     def replan(self, total: int) -> None:
         """Schedules for another number of transitions than they were begun with."""
         clock = self.state.clock._replace(total=jnp.int32(total))
-        self.state = TrainState(self.state.agent, self.state.replay, clock, self.state.seed)
+        self.state = replace(unpack(self.state), clock=clock)
 
     @property
     def planned(self) -> int:
@@ -205,7 +205,7 @@ class Trainer:
         """Continues with an agent that was loaded, on an empty replay; schedules stay planned as its file says."""
         total = jnp.int32(int(clock.total) or self.planned)  # 0: nothing was planned yet
         clock = clock._replace(step=self.state.clock.step, total=total)
-        self.state = TrainState(agent, self.state.replay, clock, self.state.seed)
+        self.state = replace(unpack(self.state), agent=agent, clock=clock)
 
     @property
     def action(self) -> np.ndarray | None:
@@ -372,7 +372,7 @@ def start_afresh(seed: SeedView, lanes: np.ndarray, obs: np.ndarray) -> None:
     replay = jax.tree.map(lambda leaf: leaf[at], whole).add(cut)
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
-    trainer.state = TrainState(trainer.state.agent, replay, trainer.state.clock, trainer.state.seed)
+    trainer.state = replace(unpack(trainer.state), replay=replay)
     fresh = np.array(trainer.program.next_action(trainer.state, trainer.warming_up))
     before[at][lanes] = fresh[at][lanes]
     trainer.action = before
