@@ -210,7 +210,7 @@ ALGORITHMS = [
     m("the critic's gain is not standardised", MAXINFO_CRITIC,
       "_w * _f(_g(_m, _z, _a))", "_w * _g(_m, _z, _a)", MAXINFO),
     m("the target policy shares the policy's noise", MAXINFO_ACTOR,
-      "jax.random.fold_in(_k, 1)", "jax.random.split(_k)[0]",
+      "jax.random.fold_in(_k, TARGET_POLICY)", "jax.random.split(_k)[0]",
       f"{LEARNER}::test_target_policy_and_policy_draw_their_own_noise"),
     m("the base's key does not pass untouched", MAXINFO_CRITIC,
       "_f(_l, _b, _k, _c, _s)", "_f(_l, _b, jax.random.fold_in(_k, 9), _c, _s)",

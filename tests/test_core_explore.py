@@ -28,6 +28,7 @@ from core_helpers import (
 from maxinforl.core.types import Clock, Shaping
 from maxinforl.errors import BadInput
 from maxinforl.explore import Eipo, Epsilon, Fixed, IntrinsicSum, MaxInfo, Plain, Switch, Tied
+from maxinforl.explore.strategy import MODEL, SECOND_LEARNER, SWITCHING, TARGET_POLICY
 from maxinforl.intrinsic import Curiosity, Disagreement
 from test_core_learner import Spy, nothing, targets
 
@@ -213,3 +214,13 @@ def test_curiosity_cannot_drive_maxinfo():
 def test_a_weight_cannot_be_tied_to_a_temperature_that_is_not_there():
     with pytest.raises(BadInput, match="temperature"):
         MaxInfo(small("ddpg").base, weight=Tied())
+
+
+def test_a_strategys_keys_are_none_of_its_bases():
+    """`split(key, n)[i]` is `fold_in(key, i)`: a small constant would give a strategy the key of a part of its base."""
+    data = lambda key: tuple(jax.random.key_data(key).tolist())
+    key = jax.random.key(0)
+    own = [data(jax.random.fold_in(key, name)) for name in (MODEL, TARGET_POLICY, SECOND_LEARNER, SWITCHING)]
+    base = {data(part) for n in (2, 3, 5, 64) for part in jax.random.split(key, n)}
+    assert len(set(own)) == 4 and not base & set(own)
+    assert data(jax.random.split(key, 5)[1]) == data(jax.random.fold_in(key, 1))

@@ -16,6 +16,7 @@ import pytest
 from core_helpers import DESCENT, DescentGain, DescentWeight, batches, close, fresh, quick, run
 from maxinforl.core.policies import NoisyDeterministic, constant
 from maxinforl.explore import Eipo, IntrinsicSum, MaxInfo, Plain, Switch
+from maxinforl.explore.strategy import SECOND_LEARNER, TARGET_POLICY
 from maxinforl.intrinsic import Curiosity, Disagreement
 
 LR, TAU, ALPHA = DESCENT.lr, DESCENT.tau, 0.5
@@ -116,8 +117,8 @@ def noises(key, size=8):
     normal = lambda k: jax.random.normal(k, (size, ACTIONS))
     at_next = lambda k: normal(jax.random.split(jax.random.split(k)[0], 3)[0])
     at_state = lambda k: normal(jax.random.split(k)[0])
-    other = lambda k: jax.random.fold_in(k, 2)
-    target = normal(jax.random.fold_in(k_actor, 1))
+    other = lambda k: jax.random.fold_in(k, SECOND_LEARNER)
+    target = normal(jax.random.fold_in(k_actor, TARGET_POLICY))
     return at_next(k_critic), at_state(k_actor), target, at_next(other(k_critic)), at_state(other(k_actor))
 
 
@@ -259,7 +260,7 @@ def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
 
         actor = descend(loss, p.actor)
         gain_of = lambda actor, k: raw_gain(s.model, batch.obs, action(actor, batch.obs, k))
-        raw, target_raw = gain_of(p.actor, k_now), gain_of(target.actor, jax.random.fold_in(k_actor, 1))
+        raw, target_raw = gain_of(p.actor, k_now), gain_of(target.actor, jax.random.fold_in(k_actor, TARGET_POLICY))
         scale = statistics(s.scale, jnp.concatenate([raw, target_raw]))
         log = s.weight.log - LR * (standard(scale, raw).mean() - standard(scale, target_raw).mean())
         return critic, actor, average(target.critic, critic), average(target.actor, actor), scale, log

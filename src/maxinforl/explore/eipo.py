@@ -13,7 +13,7 @@ from maxinforl.core.actor_critic import ActorCritic, Learner
 from maxinforl.core.multiplier import Fixed, Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.explore.intrinsic_sum import IntrinsicSum
-from maxinforl.explore.strategy import Intrinsic, IntrinsicState
+from maxinforl.explore.strategy import SECOND_LEARNER, Intrinsic, IntrinsicState
 
 GREEDY = Shaping(entropy=None)
 
@@ -51,11 +51,11 @@ class Eipo(Intrinsic[EipoState]):
         return replace(self.base, channels=1)
 
     def init(self, key: Array, spec: Spec) -> EipoState:
-        return EipoState(self.mixed.init(key, spec), self.greedy.init(jax.random.fold_in(key, 2), spec))
+        return EipoState(self.mixed.init(key, spec), self.greedy.init(jax.random.fold_in(key, SECOND_LEARNER), spec))
 
     def critic_step(self, s: EipoState, batch: Batch, key: Array, clock: Clock) -> tuple[EipoState, Metrics, Latents]:
         mixed, metrics, latents = self.mixed.critic_step(s.mixed, batch, key, clock)
-        k_greedy = jax.random.fold_in(key, 2)
+        k_greedy = jax.random.fold_in(key, SECOND_LEARNER)
         greedy, _, _ = self.greedy.critic_step(s.greedy, batch, k_greedy, clock, lambda _: GREEDY)
         return EipoState(mixed, greedy), metrics, latents
 
@@ -63,7 +63,7 @@ class Eipo(Intrinsic[EipoState]):
         self, s: EipoState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[EipoState, Metrics]:
         mixed, metrics, of_mixed = self.mixed.improve(s.mixed, batch, latents, key, clock)
-        k_greedy = jax.random.fold_in(key, 2)
+        k_greedy = jax.random.fold_in(key, SECOND_LEARNER)
         greedy, _, of_greedy = self.greedy.actor_step(s.greedy, batch, latents, k_greedy, clock, GREEDY)
         weight = self.weight.step(mixed.weight, of_mixed.value[0], of_greedy.value[0])
         metrics |= {"explore/value_gap": (of_greedy.value[0] - of_mixed.value[0]).mean()}

@@ -14,7 +14,7 @@ from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping
 from maxinforl.errors import BadInput
-from maxinforl.explore.strategy import IntrinsicState, Weighted
+from maxinforl.explore.strategy import TARGET_POLICY, IntrinsicState, Weighted
 from maxinforl.intrinsic import InfoGain, ScoresActions
 
 
@@ -67,7 +67,7 @@ class MaxInfo(Weighted):
         self, s: IntrinsicState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[IntrinsicState, Metrics]:
         alpha2 = self.alpha2(s)
-        target_action = self.learner.target_action(s.learner, batch.obs, jax.random.fold_in(key, 1), clock)
+        target_action = self.learner.target_action(s.learner, batch.obs, jax.random.fold_in(key, TARGET_POLICY), clock)
         target_raw = stop_gradient(self.intrinsic.score(s.model, latents.z, target_action))
 
         def bonus(z: Array, action: Array):

@@ -27,6 +27,10 @@ class ModelState(StrategyState, Protocol):
     def model(self) -> Any: ...  # of the intrinsic reward
 
 
+# Keys of a strategy's own, which passes its base's key on unchanged. `split(key, n)[i]` is `fold_in(key, i)`, so these
+# lie beyond every index that a base splits off.
+MODEL, TARGET_POLICY, SECOND_LEARNER, SWITCHING = 1001, 1002, 1003, 1004
+
 S = TypeVar("S", bound=StrategyState)
 M = TypeVar("M", bound=ModelState)
 
@@ -113,7 +117,7 @@ class Intrinsic(Strategy[M]):
             )
 
     def init_model(self, key: Array, spec: Spec) -> Any:
-        return self.intrinsic.init(jax.random.fold_in(key, 1), self.base.encoder.latents(spec))
+        return self.intrinsic.init(jax.random.fold_in(key, MODEL), self.base.encoder.latents(spec))
 
     def model_step(self, s: M, latents: Latents) -> tuple[M, Metrics]:
         model, metrics = self.intrinsic.update(s.model, latents)

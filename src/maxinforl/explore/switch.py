@@ -14,7 +14,7 @@ from jax.lax import stop_gradient
 from maxinforl.core.actor_critic import Learner
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.errors import BadInput
-from maxinforl.explore.strategy import Intrinsic
+from maxinforl.explore.strategy import SECOND_LEARNER, SWITCHING, Intrinsic
 from maxinforl.intrinsic import Disagreement, IntrinsicReward
 
 
@@ -76,8 +76,8 @@ class Switch(Intrinsic[SwitchState]):
     schedule: Then | Epsilon = Epsilon()
 
     def init(self, key: Array, spec: Spec) -> SwitchState:
-        curious = self.base.init(jax.random.fold_in(key, 2), spec)
-        dice = jax.random.key_data(jax.random.fold_in(key, 3))
+        curious = self.base.init(jax.random.fold_in(key, SECOND_LEARNER), spec)
+        dice = jax.random.key_data(jax.random.fold_in(key, SWITCHING))
         return SwitchState(self.base.init(key, spec), curious, self.init_model(key, spec), dice)
 
     def exploring(self, s: SwitchState, clock: Clock) -> Array:
@@ -99,7 +99,7 @@ class Switch(Intrinsic[SwitchState]):
         task, metrics, latents = self.base.critic_step(s.task, batch, key, clock)
         reward = stop_gradient(self.intrinsic.reward(s.model, latents))
         shaping = Shaping(backup=(batch.one._replace(reward=reward),))
-        k_curious = jax.random.fold_in(key, 2)
+        k_curious = jax.random.fold_in(key, SECOND_LEARNER)
         curious, _, _ = self.base.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
         s = replace(s, task=task, curious=curious)
         return s, metrics | {"explore/intrinsic_reward": reward.mean()}, latents
@@ -108,6 +108,6 @@ class Switch(Intrinsic[SwitchState]):
         self, s: SwitchState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[SwitchState, Metrics]:
         task, metrics, _ = self.base.actor_step(s.task, batch, latents, key, clock)
-        curious, _, _ = self.base.actor_step(s.curious, batch, latents, jax.random.fold_in(key, 2), clock)
+        curious, _, _ = self.base.actor_step(s.curious, batch, latents, jax.random.fold_in(key, SECOND_LEARNER), clock)
         share = self.exploring(s, clock).astype(jnp.float32)
         return replace(s, task=task, curious=curious), metrics | {"explore/exploring": share}
