@@ -383,7 +383,7 @@ class CheckpointStore:
         self.wait()
 
     def save_async(self, step: int, state: Mapping[str, Any], rows: Rows | None, meta: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint once the previous one is done; the arrays must be copies nobody changes."""
+        """Begin to write a checkpoint once the previous one is done; the arrays must be copies that do not change."""
         self.wait()
         step = int(step)
         if step in self._history.good:
