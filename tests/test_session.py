@@ -69,7 +69,7 @@ OTHER = {
     "capacity": ({}, 10),
     "uncertainty": ({"algo": "maxinfo-sac"}, "paper"),
     "set": ({}, {"base.hidden": (8, 8), "base.lr": 1e-2}),
-    "preset": ({"algo": "oac"}, "none"),
+    "preset": ({"algo": "oac", "learning_starts": None}, "none"),
     "image_size": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 20),
     "frame_stack": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 2),
     "action_cost": ({}, 0.5),
@@ -84,8 +84,8 @@ OTHER = {
     "max_hours": ({}, 1e-9),
     "on_nan": ({}, "skip"),
     "max_faults": ({"env_arg": (("slope", -1.0),)}, 0),
-    "workers": ({}, True),
-    "env_timeout": ({"env_arg": (("slope", 7.0),), "workers": True, "max_faults": 0, "steps": 4}, 0.5),
+    "workers": ({"env": Ramp}, True),
+    "env_timeout": ({"env": Ramp, "env_arg": (("slope", 7.0),), "workers": True, "max_faults": 0, "steps": 4}, 0.5),
     "video": ({}, True),
     "record_states": ({}, True),
     "tensorboard": ({}, True),
@@ -108,7 +108,6 @@ def outcome(out, given) -> dict:
     left = {}
     try:
         agent = maxinforl.make(given.pop("algo"), given.pop("env"), **given)
-        left["workers"] = None
         agent.learn(out=out)
         left["envs"] = [type(lane).__name__ for pool in agent.trainer.pools for lane in pool.envs]
     except (BadInput, RunFailed) as error:
