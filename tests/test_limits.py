@@ -94,3 +94,13 @@ def test_set_env_moves_a_trained_agent_and_drops_its_replay():
 def test_another_shape_of_actions_is_refused_with_a_sentence(saved, source):
     with pytest.raises(maxinforl.BadInput, match=r"actions of shape \(1,\), and the environment \(2,\)"):
         maxinforl.load(saved / source, env=TwoAxes)
+
+
+def test_an_agent_that_was_asked_before_it_learned_moves_with_what_it_has_learned():
+    agent = maxinforl.make("sac", Cart, **SMALL)
+    agent.predict(FAR)
+    agent.learn(20)
+    learned = agent.predict(FAR, deterministic=True)[0]
+    with pytest.warns(UserWarning, match="replay"):
+        agent.set_env(Weak)
+    np.testing.assert_allclose(agent.predict(FAR, deterministic=True)[0], learned / 4, rtol=1e-6)

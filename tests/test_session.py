@@ -249,7 +249,27 @@ def test_a_callback_may_ask_the_policy():
     assert [a.shape for a in asked] == [(3, 1), (3, 1)] and np.abs(asked[-1]).max() <= 1
 
 
-def test_what_is_no_callback_is_refused_before_training():
+def test_numpys_false_stops_and_its_numbers_are_metrics(tmp_path):
+    class Numpy:
+        def on_log(self, run, metrics):
+            metrics["mine/number"] = np.float32(run.step)
+            metrics["step"] = -1
+            return np.float64(run.step) < 20
+
+    make("sac", learning_starts=1000, log_every=10, eval_episodes=0).learn(60, out=tmp_path / "run", callback=Numpy())
+    assert [(m["step"], m["mine/number"]) for m in metrics(tmp_path / "run")] == [(10, 10.0), (20, 20.0)]
+
+
+def test_a_metric_that_is_no_number_ends_the_run_with_a_sentence(tmp_path):
+    add = lambda run, line: line.update(odd="text")
+    with pytest.raises(RunFailed, match="a callback gave the metric 'odd' as str: give a number"):
+        make("sac", learning_starts=1000, log_every=10, eval_episodes=0).learn(20, out=tmp_path / "run", callback=add)
+
+
+def test_what_is_no_callback_is_refused_before_training(tmp_path):
+    with pytest.raises(BadInput, match="is no callback"):
+        make("sac", eval_episodes=0).learn(5, out=tmp_path / "run", callback=3)
+    assert not (tmp_path / "run").exists()
     for wrong in (3, object(), type("Odd", (), {"on_step": 4})()):
         with pytest.raises(BadInput, match="is no callback: give a function"):
             make("sac", eval_episodes=0).learn(5, callback=wrong)
@@ -408,6 +428,35 @@ def test_a_run_that_was_learned_on_resumes_exactly(tmp_path, monkeypatch):
             agent.learn(20, out=tmp_path / "run")
     assert cli.main(["resume", str(tmp_path / "run")]) == 0
     assert same(saved_weights(tmp_path / "run"), saved_weights(tmp_path / "twin"))
+
+
+def test_states_are_recorded_on_and_a_failed_learn_may_go_on(tmp_path):
+    agent = make("sac", learning_starts=1000, eval_episodes=0, record_states=True, save_every=10)
+    agent.learn(20, out=tmp_path / "run")
+
+    def fails(run):
+        raise KeyError if run.step == 25 else StopIteration
+
+    with pytest.raises(RunFailed, match="callback Fails raised"):
+        agent.learn(20, out=tmp_path / "run", callback=type("Fails", (), {"on_step": lambda self, run: fails(run)})())
+    agent.learn(10, out=tmp_path / "run")
+    with np.load(tmp_path / "run/states.npz") as states:
+        assert states["step"].min() <= 1 and states["step"].max() == agent.trainer.step
+
+
+def test_what_an_instance_cannot_do_is_refused():
+    with pytest.raises(BadInput, match="max_faults is for environments that are made anew"):
+        maxinforl.make("sac", Ramp(), max_faults=3)
+    with pytest.raises(BadInput, match="stop_at and video need evaluations"):
+        maxinforl.make("sac", Ramp(), stop_at=1.0).learn(5)
+
+
+def test_an_agent_that_moved_begins_a_new_run(tmp_path):
+    agent = make("sac", learning_starts=1000, eval_episodes=0).learn(10, out=tmp_path / "run")
+    with pytest.warns(UserWarning, match="replay"):
+        agent.set_env("Corridor-v0")
+    with pytest.raises(BadInput, match="already holds a run"):
+        agent.learn(10, out=tmp_path / "run")
 
 
 def test_a_directory_that_changed_meanwhile_is_refused(tmp_path):

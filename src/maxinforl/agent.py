@@ -30,6 +30,7 @@ from maxinforl.settings import Settings, check_count, env_options, read_settings
 from maxinforl.spaces import Spaces, read_clock, read_spaces
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
+from maxinforl.training.callbacks import Callbacks
 from maxinforl.training.compiled import make_trainer
 from maxinforl.training.directory import check_free, open_run, read_run
 from maxinforl.training.evaluate import Evaluation, Evaluator, make_evaluator
@@ -125,14 +126,15 @@ class Agent:
             The agent itself.
 
         Examples:
-            >>> agent = make("sac", "Pendulum-v1", batch_size=32, eval_episodes=0)
+            >>> agent = make("sac", "Pendulum-v1", batch_size=32, eval_episodes=0, log_every=10)
             >>> agent.learn(20, callback=lambda run, metrics: run.step < 10).trainer.step
-            20
+            10
         """
         steps = whole("steps", self.settings.steps if steps is None else steps)
         directory = None if out is None else Path(out)
         begun = self._loaded is not None or self.trainer is not None
-        continued = directory is not None and self.trainer is not None and self._directory == directory.absolute()
+        continued = self._continues(directory)
+        callbacks = Callbacks(callback)
         check_outputs(self.settings, directory)
         if directory is not None and not continued:
             check_free(directory, hint="name another directory with out=")
@@ -150,23 +152,35 @@ class Agent:
                 )
                 self._directory, self._store = directory.absolute(), None
         with nullcontext() if directory is None else RunLock(directory):
-            self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callback, begun)
+            self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callbacks, begun)
         return self
 
+    def _continues(self, directory: Path | None) -> bool:
+        """Whether a directory holds the run that the last `learn` of this agent wrote."""
+        if directory is None or self.trainer is None or self._directory != directory.absolute():
+            return False
+        return (directory / "config.toml").exists()
+
     def _train(
-        self, settings: Settings, directory: Path | None, progress: Progress, callback: Any, begun: bool
+        self, settings: Settings, directory: Path | None, progress: Progress, callbacks: Callbacks, begun: bool
     ) -> None:
         """Trains to the end of the settings, or until a signal or a callback ends it."""
         trainer = self.trainer
         assert trainer is not None
         name = self._env if isinstance(self._env, str) else None
-        run = SeedRun(
-            trainer.seeds[0], self.make_evaluator(settings), directory, store=self._store if directory else None
-        )
+        evaluator = self.make_evaluator(settings)
+        try:
+            run = SeedRun(trainer.seeds[0], evaluator, directory, store=self._store if directory is not None else None)
+        except BaseException:
+            if evaluator is not None:
+                evaluator.close()
+            raise
+        if directory is not None:
+            self._store = run.store
         try:
             with watched(settings, [*trainer.pools], report_hang) as callers:
                 callers += evaluators(settings, [run])
-                session = Session(trainer, [run], name, callback, progress)
+                session = Session(trainer, [run], name, callbacks, progress)
                 if begun:  # its seed alone would not give it back
                     session.save(wait=True)
                 if not session.train(settings.steps) and not session.callbacks.stopped_by:
@@ -174,20 +188,23 @@ class Agent:
         finally:
             run.close()
         self.evaluations = run.evaluations
-        if directory is not None:
-            self._store = run.store
 
     def _trainer(self, steps: int) -> Trainer:
         """The one trainer of this agent, made by the first `learn`."""
         if self.trainer is None:
             env, planned = self.environment(), self.total_steps or steps
             check_memory(self.settings, steps, self.spaces, like=self.shapes())
-            self.trainer = make_trainer(self.strategy, [self.settings], env, planned)
-            self.spaces.check_shapes(self.trainer.spaces)
-            self.spaces = self.trainer.spaces  # the limits of the environment at hand, which a file may not know
-            if self._loaded is not None:
-                self.trainer.adopt(self._agent_state(self.trainer.program), self._clock())
-            stay = self.trainer.planned != planned
+            trainer = make_trainer(self.strategy, [self.settings], env, planned)
+            try:
+                self.spaces.check_shapes(trainer.spaces)
+                if self._loaded is not None:
+                    trainer.adopt(self._agent_state(trainer.program), self._clock())
+            except BaseException:
+                trainer.close()
+                raise
+            self.trainer = trainer
+            self.spaces = trainer.spaces  # the limits of the environment at hand, which a file may not know
+            stay = trainer.planned != planned
         else:
             stay = self.trainer.step + steps > self.trainer.planned
         if stay and hasattr(self.strategy, "schedule"):
@@ -201,6 +218,8 @@ class Agent:
     def make_evaluator(self, settings: Settings) -> Evaluator | None:
         """Environments for evaluations; None, with a warning, where none can be made."""
         evaluator = make_evaluator(settings, self.environment(), self.spaces, self.eval_env)
+        if evaluator is None and (settings.stop_at is not None or settings.video):
+            raise BadInput("stop_at and video need evaluations: pass eval_env=, or a factory in place of the instance")
         if evaluator is None and settings.eval_episodes > 0:
             warnings.warn(
                 "evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4
@@ -235,7 +254,7 @@ class Agent:
             return Spaces(self._env.single_observation_space, self._env.single_action_space)  # type: ignore[arg-type]
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
-        if isinstance(self._env, str):
+        if not isinstance(self._env, gym.Env):
             probe.close()
         return found
 
@@ -286,6 +305,8 @@ class Agent:
             warnings.warn(
                 "the replay of the environment before is dropped: learning goes on with an empty one", stacklevel=2
             )
+            self.__dict__.pop("_untrained", None)  # what was loaded before is not what it has learned
+        self._directory = self._store = None
         self.settings, self._env, self.eval_env, self._trusted = moved.settings, env, eval_env, True
         self.spaces = moved.spaces
 
@@ -438,6 +459,8 @@ def make(
         check_part(name, value)
     if env is None:
         raise BadInput("make needs an environment: a name, a gymnasium.Env or a function that makes one")
+    if isinstance(env, (gym.Env, VectorEnv)) and (useless := {"env_arg", "max_faults"} & plain.keys()):
+        raise BadInput(f"{min(useless)} is for environments that are made anew: pass a name or a function as env")
     name = env_label(env)
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
@@ -588,7 +611,9 @@ def resume(
                 f"{path} was trained on an environment of your own: pass it as resume(..., env=...)", OWN_ENVIRONMENT
             )
         if found.finished:
-            return load(path, env=env, custom=custom)
+            agent = load(path, env=env, custom=custom)
+            agent.eval_env = eval_env
+            return agent
         if env is None:
             envs.check_name(settings.env)
         agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env)
@@ -597,7 +622,7 @@ def resume(
         report = lambda sentence: warnings.warn(sentence, stacklevel=4)
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)
         options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "end_hung": report_hang}
-        with Session.restored(found, report, callbacks=callback, progress=shown, **options) as session:
+        with Session.restored(found, report, callbacks=Callbacks(callback), progress=shown, **options) as session:
             agent.trainer, agent._directory = session.trainer, path.absolute()
             agent._store = session.runs[0].store
             if not session.train() and not session.callbacks.stopped_by:

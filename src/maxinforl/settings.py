@@ -54,7 +54,11 @@ class Settings:
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1, fixed=True, pool=True)
     num_envs: int = option(1, "environments stepped side by side", least=1, fixed=True, pool=True, unlike=True)
     update_ratio: float | None = option(
-        None, "critic updates per transition (default: the base's; 20 in REDQ and DroQ)", learning=True, unlike=True
+        None,
+        "critic updates per transition (default: the base's; 20 in REDQ and DroQ)",
+        positive=True,
+        learning=True,
+        unlike=True,
     )
     learning_starts: int | None = option(
         None, "uniformly random transitions before learning", least=0, learning=True, unlike=True
@@ -255,11 +259,13 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
         for path, value in preset.agent:
             agent = config.override(agent, path, value) if has(agent, path) else agent
     agent = with_uncertainty(agent, settings.uncertainty or chosen["uncertainty"])
-    for path, value in [*settings.set, *(parts or {}).items()]:
-        if path in (parts or {}) and not hasattr(agent, path):
+    for path, value in (parts or {}).items():
+        if not hasattr(agent, path):
             raise BadInput(
                 f"{algo or 'this composition'} has no {path}: choose an algorithm that has, such as maxinfo-sac"
             )
+        agent = config.override(agent, path, value)
+    for path, value in settings.set:
         agent = config.override(agent, path, value)
     chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.update_ratio)}
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
@@ -274,7 +280,7 @@ def has(tree: Any, path: str) -> bool:
 
 def check_updates(settings: Settings) -> int:
     """Updates per dispatch: environments x update ratio, which must be whole."""
-    updates = settings.num_envs * (settings.update_ratio or 1.0)
+    updates = settings.num_envs * (1.0 if settings.update_ratio is None else settings.update_ratio)
     whole = max(1, round(updates))
     if abs(updates - whole) > 1e-6:
         raise BadInput(

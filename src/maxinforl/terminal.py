@@ -121,11 +121,8 @@ def continue_runs(directories: list[Path], stop_requested: Callable[[], bool], e
 
 def reason(settings: Settings, step: int | None) -> str:
     """Why a run is finished before its last step."""
-    return (
-        f", it reached --stop-at {settings.stop_at:g}"
-        if settings.stop_at is not None and step != settings.steps
-        else ""
-    )
+    early = settings.stop_at is not None and (step or 0) < settings.steps
+    return f", it reached --stop-at {settings.stop_at:g}" if early else ""
 
 
 def describe(saved: Saved) -> None:

@@ -138,10 +138,11 @@ class FinishedRuns:
             for folder in run_folders(root.resolve()):
                 try:
                     settings, agent, table = read_run(folder)
+                    done = finished(folder, settings, table.get("together", ()))
                 except BadInput as error:
                     self.problems.append(f"{folder}: {error}" if str(folder) not in str(error) else str(error))
                     continue
-                if finished(folder, settings, table.get("together", ())):
+                if done:
                     found.setdefault(fingerprint(settings, agent), []).append(folder)
         return found
 

@@ -13,7 +13,6 @@ that returns False ends the run cleanly, with a checkpoint; one that raises ends
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from maxinforl.errors import BadInput, RunFailed, one_line
 from maxinforl.saved import FILE, write_agent
 from maxinforl.settings import Settings
 from maxinforl.training.evaluate import Evaluation
+from maxinforl.training.nonfinite import NotFinite
 from maxinforl.training.trainer import SeedView
 
 BEST, EARLIER = "best", "best/earlier"
@@ -80,6 +80,11 @@ class Callbacks:
             self.add(callback)
         self.stopped_by = ""
 
+    def add_first(self, callback: Any) -> None:
+        """Adds a callback before all others, so that one of theirs that raises cannot leave it out."""
+        own = Callbacks(callback)
+        self.hooks = {hook: [*own.hooks[hook], *self.hooks[hook]] for hook in HOOKS}
+
     def add(self, callback: Any) -> None:
         name = getattr(callback, "__name__", type(callback).__name__)
         found = {hook: getattr(callback, hook) for hook in HOOKS if hasattr(callback, hook)}
@@ -97,9 +102,12 @@ class Callbacks:
         """Calls all that listen; remembers who returned False."""
         for name, function in self.hooks[hook]:
             try:
-                if function(run, *details) is False:
+                answer = function(run, *details)
+                if isinstance(answer, (bool, np.bool_)) and not answer:
                     self.stopped_by = name
-            except Exception as error:
+            except NotFinite:  # of the training, which the callback only looked at
+                raise
+            except (Exception, SystemExit) as error:
                 raise RunFailed(f"callback {name} raised {one_line(error)} at step {run.step}") from error
 
 
@@ -134,7 +142,7 @@ class KeepBest:
         path = files.inside(run.directory, f"{BEST}/{FILE}")
         files.make_directory(files.inside(run.directory, EARLIER))
         if held is not None:
-            move(path, earlier(run.directory, held[0]))
+            copy(path, earlier(run.directory, held[0]))  # so that there is always a best one
         trainer, facts = run.view.trainer, {"best": {"step": run.step, "mean_return": mean}}
         agent, clock = run.view.agent, trainer.state.clock
         write_agent(path, agent, clock, trainer.strategy, run.settings, trainer.spaces, self.env, **facts)
@@ -162,9 +170,11 @@ def earlier_steps(directory: Path) -> list[int]:
     return sorted(int(stem) for stem in found if stem.isdecimal())
 
 
-def move(source: Path, target: Path) -> None:
-    with files.writing(target):
-        os.replace(source, target)
+def copy(source: Path, target: Path) -> None:
+    """A second copy of a file, whole or not at all."""
+    with files.reading(source):
+        data = source.read_bytes()
+    files.write_atomic(target, data)
 
 
 def read_best(directory: Path) -> tuple[int, float] | None:
@@ -183,9 +193,11 @@ def roll_back_best(directory: Path, step: int) -> None:
     """Puts back the agent that was best at the step that a run goes on from; -1: at its beginning."""
     held, before = read_best(directory), earlier_steps(directory)
     path = files.inside(directory, f"{BEST}/{FILE}")
-    if path.exists() and (held is None or held[0] > step):
-        files.remove(path)
-        if usable := [s for s in before if s <= step]:
-            move(earlier(directory, usable[-1]), path)
+    if held is None or held[0] > step:
+        usable = [s for s in before if s <= step]
+        if usable:
+            copy(earlier(directory, usable[-1]), path)
+        elif path.exists():
+            files.remove(path)
     for late in (s for s in before if s > step):
         files.remove(earlier(directory, late))

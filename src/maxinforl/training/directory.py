@@ -233,7 +233,7 @@ def finished(directory: Path, settings: Settings, together: Sequence[int] = ()) 
 def ended_at(directory: Path, settings: Settings, step: int) -> bool:
     """Whether a run with a checkpoint at this step has nothing left to do."""
     if step >= settings.steps:
-        return not lacks_evaluation(directory, step)
+        return settings.eval_episodes == 0 or not lacks_evaluation(directory, step)
     return settings.stop_at is not None and reached(directory, settings.stop_at, step)
 
 

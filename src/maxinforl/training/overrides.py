@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import jax
 from maxinforl import config, files
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, check_updates, flag, known_as, settings_table
+from maxinforl.settings import Settings, check_updates, flag, known_as, read_settings, settings_table
 from maxinforl.spaces import read_spaces
 from maxinforl.training.arrays import agent_shapes
 from maxinforl.training.directory import last_step, read_run
@@ -97,16 +97,11 @@ def extend_run(directory: Path, settings: Settings, strategy: Strategy, step: in
         step: where the agent is; the run must be there, too.
         planned: steps that schedules stay planned for.
     """
-    before, other, table = read_run(directory, custom=[type(part) for part in parts_of(strategy)])
-    if other != strategy or last_step(directory) != step:
+    table = files.read_toml(files.inside(directory, "config.toml"))
+    if table.get("agent") != config.to_plain(strategy) or last_step(directory) != step:
         raise BadInput(f"{directory} is not where this agent left it: name another directory with out=")
+    before = read_settings(table.get("settings"))
     given = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     fresh = changed(before, strategy, table, changes(before, given), at=step)
     with RunLock(directory):
         files.write_toml(directory / "config.toml", fresh | {"planned": planned})
-
-
-def parts_of(tree: Any) -> list[Any]:
-    """A configuration and all configurations inside it."""
-    inside = [getattr(tree, f.name) for f in fields(tree)]
-    return [tree, *(part for value in inside if is_dataclass(value) for part in parts_of(value))]

@@ -1,7 +1,7 @@
 """One owner of a run: training, and everything that happens on a grid of steps around it.
 
-`Agent.learn`, `maxinforl.resume` and the command line all train through a `Session`. A fresh run is a resume from
-nothing: its configuration is written, then it is restored from whatever checkpoints there are.
+`Agent.learn`, `maxinforl.resume` and the command line all train through a `Session`. On the command line a fresh run is
+a resume from nothing: its configuration is written, then it is restored from whatever checkpoints there are.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +131,6 @@ class SeedRun:
     view: SeedView
     evaluator: Evaluator | None = None
     directory: Path | None = None
-    recorder: StateRecorder | None = None
     store: CheckpointStore | None = None  # the one a resumed run was loaded from
 
     def __post_init__(self):
@@ -139,12 +138,16 @@ class SeedRun:
         self.files = RunFiles(self.directory) if self.directory else None
         if self.directory and self.store is None:
             self.store = CheckpointStore(inside(self.directory, "checkpoints"), settings.keep)
-        if self.recorder is None and self.directory and settings.record_states:
-            self.recorder = StateRecorder()
+        self.recorder: StateRecorder | None = None
+        if self.directory and settings.record_states:
+            states = inside(self.directory, "states.npz")
+            go_on = self.view.step > 0 and states.exists()
+            self.recorder = StateRecorder.load(states, self.view.step) if go_on else StateRecorder()
         self.extra_sinks = extra_sinks(settings, self.directory) if self.directory else []
         self.evaluations: list[tuple[int, Evaluation]] = []
         self.run = RunView(self.view, self.directory)
         self.watch, self.checkpoint_wait = Stopwatch(), 0.0
+        self.logged = self.view.step  # of the last log line
 
     @property
     def sinks(self) -> list[Sink]:
@@ -158,15 +161,21 @@ class SeedRun:
     def log(self, callbacks: Callbacks) -> dict[str, float]:
         line = self.view.log_line()
         line |= {
-            "time/fps": self.view.settings.log_every / max(self.watch.lap(), 1e-9),
+            "time/fps": (self.view.step - self.logged) / max(self.watch.lap(), 1e-9),
             "time/elapsed": self.watch.elapsed,
         }
         if self.store is not None:
             line["time/checkpoint_wait"] = self.checkpoint_wait
         line |= self.run.recorded
+        self.logged = self.view.step
         self.run.recorded.clear()
+        own = dict(line)
         try:
             callbacks("on_log", self.run, line)
+            line = as_numbers(line) | {name: own[name] for name in ("step", "env_step")}
+        except RunFailed:
+            line = own
+            raise
         finally:
             for sink in self.sinks:
                 sink.write(self.view.step, line)
@@ -206,19 +215,27 @@ class SeedRun:
     def save(self, wait: bool = False) -> None:
         if self.store is None or self.directory is None:
             return
-        if self.recorder is not None:
+        if self.recorder is not None and self.recorder.seen:
             self.recorder.save(self.directory / "states.npz")
         assert self.files is not None
         self.files.sync()
         checkpoint.save(self.view, self.store, wait, self.files.arrays())
 
     def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
-        if self.store is not None:
-            self.store.close()
-        if self.evaluator is not None:
-            self.evaluator.close()
+        with ExitStack() as closing:  # all of them, also where one fails
+            for part in (self.evaluator, self.store, *self.sinks):
+                if part is not None:
+                    closing.callback(part.close)
+
+
+def as_numbers(line: dict[str, Any]) -> dict[str, float]:
+    """A log line whose entries, some of which callbacks may have added, are all numbers."""
+    for name, value in line.items():
+        try:
+            line[name] = value if isinstance(value, (int, float)) else float(value)
+        except (TypeError, ValueError):
+            raise RunFailed(f"a callback gave the metric {name!r} as {type(value).__name__}: give a number") from None
+    return line
 
 
 def extra_sinks(settings: Settings, directory: Path) -> list[Sink]:
@@ -267,15 +284,15 @@ class Session:
 
     def __post_init__(self):
         settings, directories = self.trainer.settings, [run.directory for run in self.runs]
-        self.callbacks = Callbacks(self.callbacks)
-        if all(directories):
-            self.callbacks.add(KeepBest(self.env, self._checkpoint_steps))
+        self.callbacks = self.callbacks if isinstance(self.callbacks, Callbacks) else Callbacks(self.callbacks)
         self.stop_at: StopAt | None = None
         if settings.stop_at is not None:
             seeds = [run.view.settings.seed for run in self.runs]
             done = [seed for seed, path in zip(seeds, directories) if path and self._reached(path, settings.stop_at)]
             self.stop_at = StopAt(settings.stop_at, seeds, done)
-            self.callbacks.add(self.stop_at)
+            self.callbacks.add_first(self.stop_at)
+        if all(directories):
+            self.callbacks.add_first(KeepBest(self.env, self._checkpoint_steps))
         callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
         for caller in [] if self.progress.quiet else callers:
             caller.report_fault = lambda sentence: self.progress.say(escape(sentence))
@@ -313,6 +330,7 @@ class Session:
         check_outputs(first, saved.directories[0])
         trainer = make_trainer(saved.strategy, saved.per_seed_settings, source, first.steps, bool(saved.checkpoints))
         runs: list[SeedRun] = []
+        ready = False
         try:
             with watched(first, [*trainer.pools], end_hung) as callers:
                 for sentence in restore(trainer, saved):
@@ -320,10 +338,15 @@ class Session:
                 for view in trainer.seeds:
                     runs.append(restored_run(view, saved, source, eval_env, report))
                     callers += evaluators(first, runs[-1:])
-                yield cls(trainer, runs, first.env if saved.by_name else None, **options)
+                session = cls(trainer, runs, first.env if saved.by_name else None, **options)
+                ready = True
+                yield session
         finally:
-            for run in runs:
-                run.close()
+            with ExitStack() as closing:
+                for run in runs:
+                    closing.callback(run.close)
+                if not ready:
+                    closing.callback(trainer.close)
 
     def train(self, until: int | None = None) -> bool:
         """Trains until this many transitions, by default those of the settings.
@@ -351,7 +374,7 @@ class Session:
             if settings.video:
                 self.runs[0].check_film()
             self.evaluate(missing=True)
-            while (step := self.trainer.step) < last and not self.callbacks.stopped_by:
+            while (step := self.trainer.step) < last and not self.callbacks.stopped_by and not self.reached_return:
                 most = min(every.left(step) for every in (log, evaluate, save, Every(last, stride)))
                 visited = self.trainer.advance(most)
                 step = self.trainer.step
@@ -369,11 +392,16 @@ class Session:
                 if step < last and (stop_requested() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
                     break
             self.save(wait=True)
-            done = self.trainer.step >= last or (self.stop_at is not None and not self.stop_at.waiting)
+            done = self.trainer.step >= last or self.reached_return
             if settings.video and done:  # what cannot be filmed costs no work
                 for run in self.runs:
                     run.film()
         return done
+
+    @property
+    def reached_return(self) -> bool:
+        """Whether every seed has reached --stop-at, here or before it was continued."""
+        return self.stop_at is not None and not self.stop_at.waiting
 
     def evaluate(self, missing: bool = False) -> None:
         """Evaluates every seed; with `missing` only those whose step calls for an evaluation that was not logged."""
@@ -411,8 +439,8 @@ class Session:
         last = lambda: min(max(store.steps(), default=0) for store in stores)
         if not stores:
             return ""
-        if self.trainer.action is not None and self.trainer.step > last():
-            with suppress(RunFailed, BadInput, OSError):  # the failure is what there is to report
+        with suppress(RunFailed, BadInput, OSError):  # the failure is what there is to report
+            if self.trainer.action is not None and self.trainer.step > last():
                 self.save(wait=True)
         return f"what was learned until step {last()} is kept" if last() else "no checkpoint was written yet"
 
@@ -420,19 +448,21 @@ class Session:
 def restored_run(view: SeedView, saved: Saved, env: Any, eval_env: Any, report: Report) -> SeedRun:
     """A seed's files, truncated to the step that it goes on from."""
     directory, store, settings = saved.directories[view.index], saved.stores[view.index], view.settings
-    begun, states = (directory / "eval.csv").exists(), inside(directory, "states.npz")
+    begun = (directory / "eval.csv").exists()
     for sentence in truncate_logs(saved, view.index):
         report(sentence)
     if saved.step is None and begun:
         shared = "of a step that all seeds have one of" if store.steps() else "yet"
         report(f"{directory} has no checkpoint {shared}: starting again from step 0")
-    recorder = None
     if saved.step is None:
         store.restart()
-    elif settings.record_states and states.exists():
-        recorder = StateRecorder.load(states, saved.step)
     evaluator = make_evaluator(settings, env, view.trainer.spaces, eval_env)
-    return SeedRun(view, evaluator, directory, recorder, store)
+    try:
+        return SeedRun(view, evaluator, directory, store)
+    except BaseException:
+        if evaluator is not None:
+            evaluator.close()
+        raise
 
 
 def evaluators(settings: Settings, runs: Sequence[SeedRun]) -> list[EnvCaller]:
