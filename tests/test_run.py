@@ -636,7 +636,7 @@ BAD = [
     (["--frame-stack", "1000000"], "--frame-stack must be at most 64"),
     (["--algo", "drq", "--env", "pixels/pendulum-hanging", "--set", "base.encoder.latent=0"], "must be at least 1"),
     (["--update-ratio", "0.5"], "whole number"),
-    (["--update-ratio", "-1"], "at least 1"),
+    (["--update-ratio", "-1"], "more than 0"),
     (["--action-cost", "-1"], "--action-cost"),
     (["--algo", "sac", "--base", "sac"], "--algo names a whole algorithm"),
     (["--base", "sac", "--explore", "maxinfo", "--intrinsic", "curiosity"], "does not implement score()"),
