@@ -450,7 +450,7 @@ def make(
         (1,)
     """
     known = {f.name for f in fields(Settings)}
-    named = lambda k, v: k in known and (k not in PARTS or v is None or isinstance(v, str))
+    named = lambda k, v: k in known and (k not in PARTS or v is None or isinstance(v, (str, int, float)))
     plain = {k: v for k, v in overrides.items() if named(k, v)}
     parts = {k: v for k, v in overrides.items() if k not in plain}
     for name, value in parts.items():
@@ -545,7 +545,7 @@ def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[
 def _from_saved(arrays: dict, meta: dict, path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     files.check_format(meta.get("format"), saved.FORMAT, path, "a saved agent")
     try:
-        strategy = config.from_plain(meta["agent"], custom=custom)
+        strategy = config.from_file(meta["agent"], custom)
         settings = read_settings(meta["settings"])
         agent = Agent(settings, strategy, meta["env"])
         agent.spaces = read_spaces(meta["spaces"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.encoders import Pixels
-from maxinforl.core.multiplier import Tuned
+from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.plasticity import Dormant
 from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, constant
 from maxinforl.errors import BadInput, unknown
@@ -55,6 +56,8 @@ STRATEGIES: dict[str, Strategy] = {
 DEFAULT_INTRINSIC = {"maxinfo": "info-gain", "sum": "info-gain", "eipo": "info-gain"} | dict.fromkeys(
     ("eps", "then"), "disagreement"
 )
+WEIGHTS: dict[str, Tuned | Tied] = {"paper": Tuned(), "tied": Tied()}  # of MaxInfo's information gain
+ACTION_NOISES = {"white": None, "pink": PINK, "ou": ORNSTEIN_UHLENBECK}
 LIGHT = 8  # how many times narrower than the actor the members of the light ensemble are
 
 Algo = Literal[
@@ -127,7 +130,8 @@ def compose(base: str, explore: str = "none", intrinsic: str | None = None) -> S
     name = intrinsic or DEFAULT_INTRINSIC[explore]
     if name not in INTRINSICS:
         raise unknown("intrinsic reward", name, INTRINSICS)
-    return replace(STRATEGIES[explore], base=BASES[base], intrinsic=INTRINSICS[name])  # type: ignore[call-arg]
+    own = {"separate": not BASES[base].policy.entropic} if explore == "maxinfo" else {}
+    return replace(STRATEGIES[explore], base=BASES[base], intrinsic=INTRINSICS[name], **own)  # type: ignore[call-arg]
 
 
 def recipe(algo: str) -> Recipe:
@@ -151,6 +155,24 @@ def with_uncertainty(agent: Strategy, uncertainty: str) -> Strategy:
     narrower = LIGHT if uncertainty == "light" else 1
     hidden = tuple(width // narrower for width in agent.base.hidden)
     return replace(agent, intrinsic=replace(agent.intrinsic, hidden=hidden))  # type: ignore[attr-defined,call-arg]
+
+
+def with_weight(agent: Strategy, weight: str | float) -> Strategy:
+    """A MaxInfo agent with another weight of the information gain; a tuned one keeps its learning rate and clip."""
+    if not isinstance(agent, MaxInfo):
+        raise BadInput("--weight is that of MaxInfo's information gain: choose a maxinfo- algorithm, or leave it out")
+    if not isinstance(weight, str):
+        return replace(agent, weight=Fixed(float(weight)))
+    if weight not in WEIGHTS:
+        raise unknown("weight", weight, WEIGHTS, "A number fixes it.")
+    fresh, own = WEIGHTS[weight], agent.weight
+    kept = {"lr": own.lr, "clip": own.clip} if isinstance(fresh, Tuned) and isinstance(own, Tuned) else {}
+    return replace(agent, weight=replace(fresh, **kept))
+
+
+def with_action_noise(agent: Strategy, noise: str) -> Strategy:
+    """The agent with white or correlated noise in its behaviour."""
+    return replace(agent, base=replace(agent.base, action_noise=ACTION_NOISES[noise]))
 
 
 def with_noise(agent: Strategy, noise: str) -> Strategy:

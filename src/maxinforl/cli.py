@@ -77,6 +77,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             options |= {"action": "append", "type": pair, "metavar": "K=V"}
         elif f.type == "bool":
             options |= {"action": "store_true"}
+        elif "str" in str(f.type) and "float" in str(f.type):
+            options |= {"type": number, "metavar": f.name.upper()}
         elif "int" in str(f.type):
             options |= {"type": typed(f.name, int, "a whole number"), "metavar": "N"}
         elif "float" in str(f.type):

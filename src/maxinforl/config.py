@@ -9,16 +9,17 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
-from maxinforl.core import actor_critic, encoders, multiplier, plasticity, policies
+from maxinforl.core import action_noise, actor_critic, encoders, multiplier, normalizer, plasticity, policies
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
+from maxinforl.fields import BEFORE
 from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
 
 
 @cache
 def registry() -> dict[str, type]:
     """Every class a configuration may name."""
-    modules = (actor_critic, encoders, multiplier, plasticity, policies)
+    modules = (action_noise, actor_critic, encoders, multiplier, normalizer, plasticity, policies)
     modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, rnd)
     found = [thing for module in modules for thing in vars(module).values()]
     return {c.__name__: c for c in found if isinstance(c, type) and is_dataclass(c) and _ours(c)}
@@ -40,14 +41,44 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def from_plain(value: Any, hint: Any = Any, path: str = "agent", custom: Iterable[type] = ()) -> Any:
-    """The dataclass a table describes, every entry checked against the field's type."""
+def from_file(table: Any, custom: Iterable[type] = ()) -> Any:
+    """The agent that a file describes; entries that it lacks are as in the version before they came."""
+    return from_plain(table, custom=custom, absent=as_before)
+
+
+def from_plain(
+    value: Any,
+    hint: Any = Any,
+    path: str = "agent",
+    custom: Iterable[type] = (),
+    absent: Callable[[type], dict[str, Any]] = lambda cls: {},
+) -> Any:
+    """The dataclass a table describes, every entry checked against the field's type.
+
+    Args:
+        value: the table, or a plain value.
+        hint: the type of the field it is for.
+        path: to the field, for messages.
+        custom: classes of the user's own.
+        absent: values of entries that a table lacks, by class, where they are not the defaults.
+    """
     if isinstance(value, dict):
-        return _dataclass(value, path, {c.__name__: c for c in custom})
+        return _dataclass(value, path, {c.__name__: c for c in custom}, absent)
     return coerce(value, hint, path)
 
 
-def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any:
+def as_before(cls: type) -> dict[str, Any]:
+    """The fields of a class that came later, with what was done before."""
+    return {f.name: f.metadata[BEFORE] for f in fields(cls) if BEFORE in f.metadata}
+
+
+def like_before(agent: Any) -> Any:
+    """An agent with every part as it was before: as in the authors' code."""
+    parts = {f.name: getattr(agent, f.name) for f in fields(agent)}
+    return replace(agent, **{k: like_before(v) for k, v in parts.items() if is_dataclass(v)} | as_before(type(agent)))
+
+
+def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type], missing: Callable) -> Any:
     known = registry() | custom
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in known:
@@ -58,7 +89,7 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any
         if name != "kind" and name not in names:
             raise unknown(f"setting in [{path}]", name, names)
     values = {
-        name: from_plain(value, hints[name], f"{path}.{name}", custom.values())
+        name: from_plain(value, hints[name], f"{path}.{name}", custom.values(), missing)
         for name, value in table.items()
         if name != "kind"
     }
@@ -66,7 +97,7 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type]) -> Any
     required = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values | absent]
     if required:
         raise BadInput(f"[{path}] lacks '{required[0]}'")
-    return cls(**(absent | values))
+    return cls(**(missing(cls) | absent | values))
 
 
 @cache

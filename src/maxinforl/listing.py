@@ -46,10 +46,12 @@ def show_presets() -> None:
     rows = table("preset", "algorithms", "environments", "changes", "why")
     for p in PRESETS:
         changes = ", ".join(f"{k}={v}" for k, v in (*p.settings, *p.agent))
-        rows.add_row(p.name, " ".join(p.algos), " ".join(p.envs), changes, p.why)
+        rows.add_row(p.name, "by name" if p.by_name else " ".join(p.algos), " ".join(p.envs), changes, p.why)
     console = screen()
     console.print(rows)
-    console.print("\nAll that fit are applied unless --preset names one or is none; flags win over presets.")
+    console.print(
+        "\nAll that fit are applied, and the one that --preset names; --preset none applies none; flags win over presets."
+    )
 
 
 def show_figures() -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from typing import Any
 
 from maxinforl import config
-from maxinforl.algorithms import algorithm, compose, with_uncertainty
+from maxinforl.algorithms import (
+    ACTION_NOISES,
+    algorithm,
+    compose,
+    with_action_noise,
+    with_uncertainty,
+    with_weight,
+)
 from maxinforl.envs import default_action_repeat
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
@@ -70,6 +78,13 @@ class Settings:
     uncertainty: str | None = option(
         None, "ensemble: paper (as wide as the actor) or light (an eighth of that)", fixed=True, implied=True
     )
+    weight: str | float | None = option(
+        None, "of MaxInfo's information gain: paper (tuned), tied (the entropy's) or a number", fixed=True, implied=True
+    )
+    action_noise: str | None = option(
+        None, "of the behaviour: white, or correlated along an episode: pink or ou (Ornstein-Uhlenbeck)",
+        choices=(None, *ACTION_NOISES), fixed=True, implied=True,
+    )  # fmt: skip
     set: tuple[tuple[str, Any], ...] = option(
         (), "any setting of the agent, such as base.lr=1e-4; may be repeated", implied=True
     )
@@ -181,9 +196,13 @@ class Preset:
     envs: tuple[str, ...] = ("*",)
     settings: tuple[tuple[str, Any], ...] = ()
     agent: tuple[tuple[str, Any], ...] = ()
+    change: Callable[[Strategy], Strategy] = lambda agent: agent
+    by_name: bool = False  # applies only where it is named
 
     def fits(self, algo: str, env: str) -> bool:
-        return any(fnmatch(algo, a) for a in self.algos) and any(fnmatch(env, e) for e in self.envs)
+        return (
+            not self.by_name and any(fnmatch(algo, a) for a in self.algos) and any(fnmatch(env, e) for e in self.envs)
+        )
 
 
 def learning_rates(lr: float) -> tuple[tuple[str, Any], ...]:
@@ -229,20 +248,23 @@ PRESETS = (
             *learning_rates(8e-5),
         ),
     ),
+    Preset(
+        "authors",
+        "what the authors' code does where the default is another now: raw rewards of explorers, long memories",
+        change=config.like_before,
+        by_name=True,
+    ),
 )
 DEFAULTS = {"learning_starts": 0, "capacity": 1_000_000, "uncertainty": "light"}
 
 
 def presets(name: str | None, algo: str, env: str) -> list[Preset]:
-    """The presets that apply: all that fit, the one named, or none."""
+    """The presets that apply: all that fit and the one named, or none."""
     if name == "none":
         return []
-    if name is None:
-        return [p for p in PRESETS if p.fits(algo, env)]
-    named = [p for p in PRESETS if p.name == name]
-    if not named:
+    if name is not None and name not in {p.name for p in PRESETS}:
         raise unknown("preset", name, [p.name for p in PRESETS] + ["none"])
-    return named
+    return [p for p in PRESETS if p.name == name or p.fits(algo, env)]
 
 
 def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Settings, Strategy]:
@@ -258,7 +280,10 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
         chosen |= dict(preset.settings)
         for path, value in preset.agent:
             agent = config.override(agent, path, value) if has(agent, path) else agent
+        agent = preset.change(agent)
     agent = with_uncertainty(agent, settings.uncertainty or chosen["uncertainty"])
+    agent = agent if settings.weight is None else with_weight(agent, settings.weight)
+    agent = agent if settings.action_noise is None else with_action_noise(agent, settings.action_noise)
     for path, value in (parts or {}).items():
         if not hasattr(agent, path):
             raise BadInput(

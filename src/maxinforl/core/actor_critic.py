@@ -14,6 +14,7 @@ import optax
 from jax import Array
 from jax.lax import stop_gradient
 
+from maxinforl.core.action_noise import CorrelatedNoise
 from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Multiplier, Tuned
 from maxinforl.core.networks import MLP, apply_gradients, stacked
@@ -81,10 +82,12 @@ class ActorCritic:
     nstep: int = 1
     gamma: float = 0.99
     tau: float = 0.005
+    actor_tau: float | None = None  # of the target policy; None: `tau`
     lr: float = 3e-4
     alpha: Tuned = Tuned()
     noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
     optimism: Optimism | None = None  # of the behaviour (OAC)
+    action_noise: CorrelatedNoise | None = None  # of the behaviour; None: white
     plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)
 
     def __post_init__(self):
@@ -101,6 +104,8 @@ class ActorCritic:
             )
         if not (0 <= self.gamma <= 1 and 0 <= self.dropout < 1 and 0 < self.tau <= 1 and self.lr > 0):
             raise BadInput("base.gamma, base.dropout and base.tau must lie between 0 and 1, and base.lr above 0")
+        if self.actor_tau is not None and not 0 < self.actor_tau <= 1:
+            raise BadInput(f"base.actor_tau must lie between 0 and 1, not {self.actor_tau}")
         if self.critic_reduction not in ("min", "mean"):
             raise unknown("base.critic_reduction", self.critic_reduction, ("min", "mean"))
         if self.optimism is not None and not isinstance(self.policy, SquashedGaussian):
@@ -252,7 +257,7 @@ class ActorCritic:
         (error, (improvement, logp)), grads = jax.value_and_grad(loss, has_aux=True)(s.params.actor)
         actor, opt = apply_gradients(self.optimizer, grads, s.actor_opt, s.params.actor)
         params = replace(s.params, actor=actor)
-        target = replace(s.target, actor=polyak(s.target.actor, actor, self.tau))
+        target = replace(s.target, actor=polyak(s.target.actor, actor, self.actor_tau or self.tau))
         s = replace(s, params=params, target=target, actor_opt=opt)
         metrics = {"train/actor_loss": error}
         if shaping.entropy is not None and self.policy.entropic:
@@ -286,14 +291,16 @@ class ActorCritic:
 
     # ------------------------------------------------------------ behaviour
 
-    def act(self, s: Learner, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
+    def act(
+        self, s: Learner, obs: Array, key: Array, clock: Clock, *, explore: bool, noise: Array | None = None
+    ) -> Array:
         features = self.features(s, obs)
         out = self.pi(s.params.actor, features)
         if not explore:
             return self.policy.mode(out)
         if self.optimism is not None:
             out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])
-        return self.policy.act(out, key, self.sigma(s, clock, "acting"))
+        return self.policy.act(out, key, self.sigma(s, clock, "acting"), noise)
 
 
 def own(key: Array, channel: int) -> Array:

@@ -33,15 +33,18 @@ class SquashedGaussian:
 
     def sample(self, out: Array, key: Array, sigma: Array | float = 0.0) -> tuple[Array, Array]:
         """A reparameterised action and its log-probability."""
+        return self.at_noise(out, jax.random.normal(key, (*out.shape[:-1], out.shape[-1] // 2)))
+
+    def at_noise(self, out: Array, noise: Array) -> tuple[Array, Array]:
         mean, log_std = self.moments(out)
-        noise = jax.random.normal(key, mean.shape)
         x = mean + jnp.exp(log_std) * noise
         log_normal = -0.5 * noise**2 - log_std - 0.5 * jnp.log(2 * jnp.pi)
         log_slope = 2 * (jnp.log(2.0) - x - jax.nn.softplus(-2 * x))
         return jnp.tanh(x), (log_normal - log_slope).sum(-1)
 
-    def act(self, out: Array, key: Array, sigma: Array | float = 0.0) -> Array:
-        return self.sample(out, key)[0]
+    def act(self, out: Array, key: Array, sigma: Array | float = 0.0, noise: Array | None = None) -> Array:
+        """An action of the behaviour; `noise` is standard normal, drawn with the key where it is not given."""
+        return self.sample(out, key)[0] if noise is None else self.at_noise(out, noise)[0]
 
     def mode(self, out: Array) -> Array:
         return jnp.tanh(self.moments(out)[0])
@@ -68,8 +71,9 @@ class NoisyDeterministic:
         action = jnp.tanh(out) + noise
         return action + stop_gradient(jnp.clip(action, -1, 1) - action), jnp.zeros(out.shape[:-1])
 
-    def act(self, out: Array, key: Array, sigma: Array | float) -> Array:
-        return jnp.clip(jnp.tanh(out) + sigma * jax.random.normal(key, out.shape), -1, 1)
+    def act(self, out: Array, key: Array, sigma: Array | float, noise: Array | None = None) -> Array:
+        noise = jax.random.normal(key, out.shape) if noise is None else noise
+        return jnp.clip(jnp.tanh(out) + sigma * noise, -1, 1)
 
     def mode(self, out: Array) -> Array:
         return jnp.tanh(out)

@@ -73,6 +73,7 @@ class TrainState(eqx.Module):
     replay: Replay
     clock: Clock
     seed: Array
+    noise: Any = ()  # of the behaviour, where it is correlated
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,17 @@ class StepFunctions:
         obs = s.replay.latest()
         if uniform:
             return jax.random.uniform(key, (obs.shape[0], self.spec.action), minval=-1.0, maxval=1.0)
-        return self.agent.act(s.agent, obs, key, s.clock, explore=True)
+        noise = self.agent.base.action_noise
+        return self.agent.act(s.agent, obs, key, s.clock, explore=True, noise=noise and noise(s.noise))
 
     def insert(self, s: TrainState, t: Transition) -> TrainState:
         tick = s.clock._replace(step=s.clock.step + t.reward.shape[0])
-        return replace(s, replay=s.replay.add(t), clock=tick)
+        noise, ended = self.agent.base.action_noise, t.terminated | t.truncated | ~t.valid
+        process = noise and noise.advance(s.noise, self.noise_key(s.seed, tick.step), ended)
+        return replace(s, replay=s.replay.add(t), clock=tick, noise=s.noise if process is None else process)
+
+    def noise_key(self, seed: Array, step: Array | int) -> Array:
+        return jax.random.fold_in(stream(seed, STEP, step), 2)
 
     def sample_round(self, s: TrainState, i: Array | int) -> tuple[Batch, Array]:
         """The batches of a round of updates at a step, and the key of those updates."""

@@ -20,12 +20,16 @@ from maxinforl.intrinsic import InfoGain, ScoresActions
 
 @dataclass(frozen=True)
 class MaxInfo(Weighted):
-    """max E[sum r + alpha1 H + alpha2 I], I in the value itself (1-step bases) or in its own critic (n-step bases)."""
+    """max E[sum r + alpha1 H + alpha2 I].
+
+    I lies in the value itself or, for n-step returns and deterministic policies, in a critic of its own.
+    """
 
     intrinsic: ScoresActions = InfoGain()
     weight: Tuned | Fixed | Tied = Tuned()
     target: Callable[[Array, Clock], Array] | None = None  # (target policy's gains, clock) -> what to hold the gain at
     episodic: bool = False  # whether the gain's own critic stops at terminations, as the task's does
+    separate: bool = False  # whether the gain has a critic of its own, as it always has on n-step returns
 
     needs_score = True
 
@@ -35,13 +39,13 @@ class MaxInfo(Weighted):
             raise BadInput("a tied weight is the entropy's temperature, which a deterministic policy does not have")
 
     @property
-    def separate(self) -> bool:
+    def own_critic(self) -> bool:
         """Whether the gain has a critic of its own, which an n-step return of the task needs."""
-        return self.base.nstep > 1
+        return self.separate or self.base.nstep > 1
 
     @property
     def learner(self) -> ActorCritic:
-        return replace(self.base, channels=2 if self.separate else 1)
+        return replace(self.base, channels=2 if self.own_critic else 1)
 
     def alpha2(self, s: IntrinsicState) -> Array:
         if isinstance(self.weight, Tied):
@@ -54,7 +58,7 @@ class MaxInfo(Weighted):
         alpha2 = self.alpha2(s)
 
         def shaping(latents: Latents) -> Shaping:
-            if not self.separate:
+            if not self.own_critic:
                 return Shaping(bonus=lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ()))
             gain = stop_gradient(s.scale(self.intrinsic.reward(s.model, latents)))
             backup = (batch.one if self.episodic else batch.non_episodic)._replace(reward=gain)
@@ -76,9 +80,9 @@ class MaxInfo(Weighted):
             scale = s.scale.update(jnp.concatenate([raw, target_raw]))
             return alpha2 * scale(raw), (scale, raw)
 
-        shaping = Shaping((None, None), (1.0, alpha2)) if self.separate else Shaping(bonus=bonus)
+        shaping = Shaping((None, None), (1.0, alpha2)) if self.own_critic else Shaping(bonus=bonus)
         learner, metrics, improvement = self.learner.actor_step(s.learner, batch, latents, key, clock, shaping)
-        scale, raw = stop_gradient(bonus(latents.z, improvement.action)[1] if self.separate else improvement.aux)
+        scale, raw = stop_gradient(bonus(latents.z, improvement.action)[1] if self.own_critic else improvement.aux)
         target_gain = scale(target_raw)
         held_at = target_gain if self.target is None else self.target(target_gain, clock)
         weight = self.weight.step(s.weight, scale(raw), held_at)

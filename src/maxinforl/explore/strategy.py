@@ -11,7 +11,7 @@ from jax import Array
 
 from maxinforl.core.actor_critic import ActorCritic, Learner
 from maxinforl.core.multiplier import Fixed, Tied, Tuned
-from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Spec
 from maxinforl.errors import BadInput
 from maxinforl.intrinsic import InfoGain, IntrinsicReward, MeasuresError, ScoresActions
@@ -44,8 +44,8 @@ class Strategy(Generic[S]):
     def init(self, key: Array, spec: Spec) -> S:
         raise NotImplementedError  # pragma: no cover
 
-    def act(self, s: S, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
-        return self.base.act(s.learner, obs, key, clock, explore=explore)
+    def act(self, s: S, obs: Array, key: Array, clock: Clock, *, explore: bool, noise: Array | None = None) -> Array:
+        return self.base.act(s.learner, obs, key, clock, explore=explore, noise=noise)
 
     def preprocess(self, batch: Batch, key: Array) -> Batch:
         return self.base.preprocess(batch, key)
@@ -119,6 +119,10 @@ class Intrinsic(Strategy[M]):
     def init_model(self, key: Array, spec: Spec) -> Any:
         return self.intrinsic.init(jax.random.fold_in(key, MODEL), self.base.encoder.latents(spec))
 
+    def init_scale(self) -> Normalizer:
+        """Of the intrinsic reward, as it asks for itself."""
+        return Normalizer(rule=getattr(self.intrinsic, "normalize", Standardize()))
+
     def model_step(self, s: M, latents: Latents) -> tuple[M, Metrics]:
         model, metrics = self.intrinsic.update(s.model, latents)
         return eqx.tree_at(lambda s: s.model, s, model), metrics
@@ -161,5 +165,5 @@ class Weighted(Intrinsic[IntrinsicState]):
 
     def init(self, key: Array, spec: Spec) -> IntrinsicState:
         return IntrinsicState(
-            self.learner.init(key, spec), self.init_model(key, spec), Normalizer(), self.weight.init()
+            self.learner.init(key, spec), self.init_model(key, spec), self.init_scale(), self.weight.init()
         )

@@ -15,6 +15,7 @@ from maxinforl.core.actor_critic import Learner
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import SECOND_LEARNER, SWITCHING, Intrinsic
+from maxinforl.fields import later
 from maxinforl.intrinsic import Disagreement, IntrinsicReward
 
 
@@ -62,6 +63,7 @@ class SwitchState(eqx.Module):
     curious: Learner
     model: Any
     dice: Array  # key data: who acts is a function of the seed and the round alone
+    scale: Any  # normaliser of the intrinsic reward, or () where it is raw
 
     @property
     def learner(self) -> Learner:
@@ -74,11 +76,15 @@ class Switch(Intrinsic[SwitchState]):
 
     intrinsic: IntrinsicReward = Disagreement()
     schedule: Then | Epsilon = Epsilon()
+    normalized: bool = later(
+        True, before=False
+    )  # the paper's text; the authors' code gives the explorer the raw reward
 
     def init(self, key: Array, spec: Spec) -> SwitchState:
         curious = self.base.init(jax.random.fold_in(key, SECOND_LEARNER), spec)
         dice = jax.random.key_data(jax.random.fold_in(key, SWITCHING))
-        return SwitchState(self.base.init(key, spec), curious, self.init_model(key, spec), dice)
+        scale = self.init_scale() if self.normalized else ()
+        return SwitchState(self.base.init(key, spec), curious, self.init_model(key, spec), dice, scale)
 
     def exploring(self, s: SwitchState, clock: Clock) -> Array:
         """Whether the round that `clock.step` lies in explores."""
@@ -87,22 +93,26 @@ class Switch(Intrinsic[SwitchState]):
         draw = jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(s.dice), turn))
         return draw < self.schedule(remaining)
 
-    def act(self, s: SwitchState, obs: Array, key: Array, clock: Clock, *, explore: bool) -> Array:
-        task = self.base.act(s.task, obs, key, clock, explore=explore)
+    def act(
+        self, s: SwitchState, obs: Array, key: Array, clock: Clock, *, explore: bool, noise: Array | None = None
+    ) -> Array:
+        task = self.base.act(s.task, obs, key, clock, explore=explore, noise=noise)
         if not explore:
             return task
-        return jnp.where(self.exploring(s, clock), self.base.act(s.curious, obs, key, clock, explore=True), task)
+        curious = self.base.act(s.curious, obs, key, clock, explore=True, noise=noise)
+        return jnp.where(self.exploring(s, clock), curious, task)
 
     def critic_step(
         self, s: SwitchState, batch: Batch, key: Array, clock: Clock
     ) -> tuple[SwitchState, Metrics, Latents]:
         task, metrics, latents = self.base.critic_step(s.task, batch, key, clock)
-        reward = stop_gradient(self.intrinsic.reward(s.model, latents))
-        shaping = Shaping(backup=(batch.one._replace(reward=reward),))
+        raw = stop_gradient(self.intrinsic.reward(s.model, latents))
+        scale = s.scale.update(raw) if self.normalized else ()
+        shaping = Shaping(backup=(batch.one._replace(reward=s.scale(raw) if self.normalized else raw),))
         k_curious = jax.random.fold_in(key, SECOND_LEARNER)
         curious, _, _ = self.base.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
-        s = replace(s, task=task, curious=curious)
-        return s, metrics | {"explore/intrinsic_reward": reward.mean()}, latents
+        s = replace(s, task=task, curious=curious, scale=scale)
+        return s, metrics | {"explore/intrinsic_reward": raw.mean()}, latents
 
     def actor_step(
         self, s: SwitchState, batch: Batch, latents: Latents, key: Array, clock: Clock

@@ -13,12 +13,14 @@ from jax import Array
 from jax.lax import stop_gradient
 
 from maxinforl.core.networks import ACTIVATIONS, MLP, apply_gradients, stacked
-from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.types import Latents, LatentSpec, Metrics
 from maxinforl.errors import BadInput, unknown
+from maxinforl.fields import later
 from maxinforl.intrinsic.protocol import ScoresActions
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
+AGGREGATES = ("mean", "sum", "blocks")
 
 
 class Model(eqx.Module):
@@ -40,6 +42,9 @@ class Ensemble:
     activation: str = "silu"
     init_name: str = "orthogonal"
     lr: float = 3e-4
+    aggregate: str = "mean"  # of the loss over outputs; blocks: the reward weighs as much as the whole state
+    clip: float | None = None  # bound on normalised targets
+    normalize: Standardize = later(Standardize(memory=5e4), before=Standardize())  # the intrinsic reward
 
     aleatoric = False
     least = 2  # members: one alone cannot disagree
@@ -51,6 +56,10 @@ class Ensemble:
             raise BadInput(f"{type(self).__name__} needs hidden layers of at least 1 and a learning rate above 0")
         if self.activation not in ACTIVATIONS:
             raise unknown("activation", self.activation, ACTIVATIONS)
+        if self.aggregate not in AGGREGATES:
+            raise unknown("aggregate", self.aggregate, AGGREGATES)
+        if self.clip is not None and not self.clip > 0:
+            raise BadInput(f"the bound on normalised targets must be above 0, not {self.clip}")
 
     @property
     def optimizer(self):
@@ -93,10 +102,12 @@ class Ensemble:
         mean, raw = jnp.split(out, 2, -1)
         return mean, jnp.clip(jax.nn.softplus(raw), LEAST_STD, MOST_STD)
 
-    def loss(self, members: MLP, x: Array, y: Array) -> tuple[Array, Array]:
+    def loss(self, members: MLP, x: Array, y: Array, blocks: tuple[int, ...] = ()) -> tuple[Array, Array]:
+        """Squared error or, where the noise is learned, negative log-likelihood; and the mean squared error."""
         mean, std = self.predict(members, x)
         error = jnp.square(mean - y)
-        return (error.mean() if std is None else (0.5 * error / std**2 + jnp.log(std)).mean()), error.mean()
+        each = error if std is None else 0.5 * error / std**2 + jnp.log(std)
+        return (block_means(blocks, each) if self.aggregate == "blocks" else each).mean(), error.mean()
 
     def update(self, model: Model, e: Latents) -> tuple[Model, Metrics]:
         """One step on the members, with statistics that already contain the batch."""
@@ -104,7 +115,8 @@ class Ensemble:
         inputs = model.inputs.update(x)
         y = self.target(model, inputs, e)
         outputs = model.outputs.update(y)
-        grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), outputs(y))
+        normal = outputs(y) if self.clip is None else jnp.clip(outputs(y), -self.clip, self.clip)
+        grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), normal, model.blocks)
         members, opt = apply_gradients(self.optimizer, grads, model.opt, model.members)
         model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
         return model, {"explore/model_error": error}
@@ -126,8 +138,13 @@ class Ensemble:
 
     def per_block(self, model: Model, values: Array) -> Array:
         """Mean within each block of the outputs, summed over blocks: the reward weighs as much as the whole state."""
-        ends = [sum(model.blocks[: i + 1]) for i in range(len(model.blocks) - 1)]
-        return sum((part.mean(-1) for part in jnp.split(values, ends, -1)), jnp.zeros(()))
+        return sum(jnp.moveaxis(block_means(model.blocks, values), -1, 0), jnp.zeros(()))
+
+
+def block_means(blocks: tuple[int, ...], values: Array) -> Array:
+    """The mean within each block of the outputs, which lie on the last axis."""
+    ends = [sum(blocks[: i + 1]) for i in range(len(blocks) - 1)]
+    return jnp.stack([part.mean(-1) for part in jnp.split(values, ends, -1)], -1)
 
 
 def variance(x: Array, ddof: int = 0) -> Array:

@@ -80,6 +80,7 @@ def arrays(seed: SeedView) -> dict[str, np.ndarray]:
     return (
         {f"agent/{k}": v for k, v in agent_arrays(seed.agent).items()}
         | {f"clock/{k}": np.array(v) for k, v in seed.trainer.state.clock._asdict().items()}
+        | {f"noise/{k}": v for k, v in agent_arrays(seed.noise).items()}
         | {f"host/{k}": np.array(v) for k, v in seed.trainer.env_state(seed).items()}
         | {f"window/{k}": v.copy() for k, v in seed.window.arrays().items()}
     )
@@ -146,8 +147,9 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     """
     for c in checkpoints:
         check_saved(trainer, c)
-    like = jax.eval_shape(lambda: trainer.seeds[0].agent)
+    like, noise_like = jax.eval_shape(lambda: (trainer.seeds[0].agent, trainer.seeds[0].noise))
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
+    noises = [agent_from(part(c, "noise/"), noise_like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
     blank = jax.eval_shape(first, trainer.state.replay)
     trainer.state = TrainState(None, blank, trainer.state.clock, trainer.state.seed)  # frees what is replaced
@@ -161,6 +163,7 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
         trainer.joined(replays, jnp.stack),
         trainer.state.clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
         trainer.state.seed,
+        trainer.joined(noises, jnp.stack),
     )
     trainer.state = state if trainer.alone else shard_seeds(state)
     for seed, checkpoint in zip(trainer.seeds, checkpoints):

@@ -205,7 +205,7 @@ def read_run(path: Path, custom: Iterable[type] = ()) -> tuple[Settings, Strateg
         if name in table and not fits(table[name]):
             raise BadInput(f"{path / 'config.toml'} is damaged: '{name}' is not what a run writes, restore it")
     read_spaces(table["spaces"])
-    strategy = config.from_plain(table["agent"], custom=custom)
+    strategy = config.from_file(table["agent"], custom)
     if not isinstance(strategy, Strategy):
         raise BadInput(f"{path / 'config.toml'}: [agent] is not an exploration strategy")
     return read_settings(table["settings"]), strategy, table

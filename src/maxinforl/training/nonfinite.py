@@ -7,6 +7,7 @@ wrong are drawn again after it, exactly as the step drew them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +94,9 @@ def alone(state: TrainState | Packed, program: Program, seed: int) -> TrainState
     """The state of one of the seeds of a program."""
     if program.seeds is None:
         return unpack(state)
-    agent, replay, key = jax.tree.map(lambda x: x[seed], (state.agent, state.replay, state.seed))
-    return TrainState(agent, replay, state.clock, key)
+    own = lambda tree: jax.tree.map(lambda x: x[seed], tree)
+    state = unpack(state)
+    return TrainState(own(state.agent), own(state.replay), state.clock, own(state.seed), own(state.noise))
 
 
 def rewound(state: TrainState, steps: int) -> TrainState:
@@ -105,7 +107,7 @@ def rewound(state: TrainState, steps: int) -> TrainState:
     pushed = replay.pushed - steps
     head = replay.starts[replay.lanes, pushed % replay.rows]
     replay = eqx.tree_at(lambda r: (r.pushed, r.head), replay, (pushed, head))
-    return TrainState(state.agent, replay, state.clock._replace(step=state.clock.step - steps * lanes), state.seed)
+    return replace(state, replay=replay, clock=state.clock._replace(step=state.clock.step - steps * lanes))
 
 
 def diagnose(state: TrainState, seed: int, arrays: Arrays, metrics: Mapping[str, Any], action: np.ndarray) -> NotFinite:

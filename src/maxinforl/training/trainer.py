@@ -95,6 +95,11 @@ class SeedView:
         return state if self.trainer.alone else jax.tree.map(lambda leaf: leaf[self.index], state)
 
     @property
+    def noise(self) -> Any:
+        """Of the behaviour, where it is correlated."""
+        return jax.tree.map(lambda leaf: leaf[self.at], self.trainer.state.noise)
+
+    @property
     def evaluation(self) -> Callable[[np.ndarray], np.ndarray]:
         """The deterministic policy as it is now, on a batch of observations."""
         self.trainer.drain_metrics()
@@ -322,7 +327,11 @@ def shard_seeds(state: TrainState) -> TrainState:
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     put = lambda tree, sharding: jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), tree)
     return TrainState(
-        put(state.agent, dealt), put(state.replay, dealt), put(state.clock, whole), put(state.seed, dealt)
+        put(state.agent, dealt),
+        put(state.replay, dealt),
+        put(state.clock, whole),
+        put(state.seed, dealt),
+        put(state.noise, dealt),
     )
 
 
