@@ -49,9 +49,7 @@ def show_presets() -> None:
         rows.add_row(p.name, "by name" if p.by_name else " ".join(p.algos), " ".join(p.envs), changes, p.why)
     console = screen()
     console.print(rows)
-    console.print(
-        "\nAll that fit are applied, and the one that --preset names; --preset none applies none; flags win over presets."
-    )
+    console.print("\nAll that fit are applied, and the one that --preset names; `none` turns all off; flags win.")
 
 
 def show_figures() -> None:

@@ -200,9 +200,8 @@ class Preset:
     by_name: bool = False  # applies only where it is named
 
     def fits(self, algo: str, env: str) -> bool:
-        return (
-            not self.by_name and any(fnmatch(algo, a) for a in self.algos) and any(fnmatch(env, e) for e in self.envs)
-        )
+        fits = lambda name, patterns: any(fnmatch(name, pattern) for pattern in patterns)
+        return not self.by_name and fits(algo, self.algos) and fits(env, self.envs)
 
 
 def learning_rates(lr: float) -> tuple[tuple[str, Any], ...]:

@@ -76,9 +76,7 @@ class Switch(Intrinsic[SwitchState]):
 
     intrinsic: IntrinsicReward = Disagreement()
     schedule: Then | Epsilon = Epsilon()
-    normalized: bool = later(
-        True, before=False
-    )  # the paper's text; the authors' code gives the explorer the raw reward
+    normalized: bool = later(True, before=False)  # the explorer's reward; the authors' code leaves it raw
 
     def init(self, key: Array, spec: Spec) -> SwitchState:
         curious = self.base.init(jax.random.fold_in(key, SECOND_LEARNER), spec)

@@ -16,8 +16,8 @@ from maxinforl.intrinsic.ensemble import Ensemble, Model, block_means, variance
 class InfoGain(Ensemble):
     """I(s, a) = mean_j log(1 + Var_i(p_ij) / noise**2) in normalised output units.
 
-    `aggregate` is the mean over outputs j (or the paper's sum, the same after standardisation), or the mean over the state
-    and the reward of their own means, as in the authors' PyTorch code.
+    `aggregate` is the mean over outputs j, the paper's sum (the same after standardisation), or the mean of the state's
+    and the reward's own means, as in the authors' PyTorch code.
     """
 
     noise: float = 1e-3
