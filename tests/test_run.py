@@ -143,6 +143,8 @@ def interrupted(monkeypatch, at: int):
         ("eps-maxinfo-sac", ["--learning-starts", "30"]),
         ("sac", ["--num-envs", "3"]),
         ("sac", ["--env", "jax/pendulum-hanging", "--num-envs", "2", "--learning-starts", "30"]),
+        ("sac", ["--action-noise", "pink", "--num-envs", "2"]),
+        ("maxinfo-ddpg", ["--action-noise", "ou", "--env", "jax/pendulum-hanging"]),
     ],
 )
 def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):

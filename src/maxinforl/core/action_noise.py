@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from maxinforl.errors import BadInput
@@ -18,28 +18,19 @@ OCTAVES = tuple(0.5 * 2.0**k for k in range(12))  # correlation times from half 
 class CorrelatedNoise:
     """A sum of AR(1) processes, one per correlation time: standard normal at every step of an episode of any length.
 
-    With one process per octave the power spectrum falls as 1/f**beta: pink noise where beta = 1 (Eberhard et al. 2023),
-    within 1 dB from a thousandth of the sampling rate up to half of it. One process is an Ornstein-Uhlenbeck process.
+    With one process per octave the power spectrum falls as 1/f: pink noise (Eberhard et al. 2023), within 1 dB from a
+    thousandth of the sampling rate up to half of it. One process is an Ornstein-Uhlenbeck process.
     """
 
-    beta: float = 1.0
     times: tuple[float, ...] = OCTAVES  # correlation times in agent steps
 
     def __post_init__(self):
-        if not 0 <= self.beta <= 2:
-            raise BadInput(f"action noise falls as 1/f**beta with beta between 0 and 2, not {self.beta}")
         if not self.times or not all(0 < t < float("inf") for t in self.times):
             raise BadInput("the correlation times of action noise must be finite numbers of steps above 0")
 
     @property
     def decay(self) -> Array:
         return jnp.exp(-1.0 / jnp.asarray(self.times, jnp.float32))
-
-    @property
-    def amplitude(self) -> Array:
-        """Of each process; their squares sum to 1."""
-        power = np.asarray(self.times) ** (self.beta - 1)
-        return jnp.asarray(np.sqrt(power / power.sum()), jnp.float32)
 
     def init(self, key: Array, lanes: int, actions: int) -> Array:
         """The processes at the start of an episode: [environments, actions, processes]."""
@@ -53,7 +44,7 @@ class CorrelatedNoise:
 
     def __call__(self, state: Array) -> Array:
         """Standard normal noise for every action: [environments, actions]."""
-        return (self.amplitude * state).sum(-1)
+        return state.sum(-1) / math.sqrt(len(self.times))
 
 
 PINK, ORNSTEIN_UHLENBECK = CorrelatedNoise(), CorrelatedNoise(times=(1 / 0.15,))

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
+from maxinforl.core.normalizer import Standardize
 from maxinforl.core.types import Latents
+from maxinforl.fields import later
 from maxinforl.intrinsic.ensemble import Ensemble, Model
 
 
 @dataclass(frozen=True)
 class Curiosity(Ensemble):
     """Squared error of the mean prediction within a block, summed over blocks; needs the observed next state."""
+
+    normalize: Standardize = later(
+        Standardize(memory=5e3, floor=1e-6), before=Standardize()
+    )  # an error decays within 100 updates
 
     least = 1
 

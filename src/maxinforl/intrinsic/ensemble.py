@@ -44,7 +44,7 @@ class Ensemble:
     lr: float = 3e-4
     aggregate: str = "mean"  # of the loss over outputs; blocks: the reward weighs as much as the whole state
     clip: float | None = None  # bound on normalised targets
-    normalize: Standardize = later(Standardize(memory=5e4), before=Standardize())  # the intrinsic reward
+    normalize: Standardize = later(Standardize(memory=5e4, floor=1e-6), before=Standardize())  # the intrinsic reward
 
     aleatoric = False
     least = 2  # members: one alone cannot disagree
