@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from core_helpers import NOW, SPEC, batches, close, fresh, run, same, small, train_state, transition
-from maxinforl import config
+from maxinforl import cli, config
 from maxinforl.algorithms import INTRINSICS, algorithm
 from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK, CorrelatedNoise
 from maxinforl.core.normalizer import Normalizer, Standardize
@@ -264,3 +265,27 @@ def test_an_entry_that_a_file_lacks_means_what_was_done_before():
 def test_a_new_part_has_the_defaults_of_now():
     agent = config.override(algorithm("eps-maxinfo-sac"), "intrinsic", {"kind": "Curiosity"})
     assert agent.intrinsic == Curiosity()
+
+
+# ------------------------------------------------------------ committed runs are still those of the paper's suites
+
+DRAWN = [  # the flags of docs/evidence.md, and how many committed runs they find
+    ("phase-plot --envs *terminal --set intrinsic.hidden=[64,64]", 10),
+    ("switching-frequency --envs pendulum-hanging?K=0.5 --set steps=8000 --set eval_episodes=5"
+     " --set intrinsic.hidden=[64,64]", 10),
+    ("compute-cost --scale 0.03 --seeds 0-4", 10),  # of 15: the light ensemble was wider
+    ("action-cost --envs pendulum-hanging* --set steps=8000 --set eval_episodes=5 --set intrinsic.hidden=[64,64]", 90),
+    ("lambda-evolution --envs pendulum-hanging* --set steps=8000 --set eval_episodes=5"
+     " --set intrinsic.hidden=[64,64]", 30),
+    ("state-based --envs MountainCarContinuous-v0 --set steps=10000 --set eval_episodes=10"
+     " --set intrinsic.hidden=[64,64]", 30),
+    ("state-based --envs dmc/cartpole-swingup_sparse --algos sac,maxinfo-sac --seeds 0-2 --set steps=100000"
+     " --set eval_episodes=5 --set intrinsic.hidden=[64,64]", 6),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "count"), DRAWN, ids=[flags.split()[0] for flags, _ in DRAWN])
+def test_committed_runs_are_still_found(flags, count, tmp_path, capsys):
+    assert cli.main(["reproduce", *flags.split(), "--reuse", str(RESULTS), "--dry-run", "--out", str(tmp_path)]) == 0
+    assert re.search(rf"^{count} of \d+ runs finished", capsys.readouterr().out, re.MULTILINE)
