@@ -13,19 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core_helpers import NOW, SPEC, batches, close, fresh, run, same, small, train_state, transition
+from core_helpers import NOW, SPEC, DescentWeight, batches, close, fresh, run, same, small, train_state, transition
 from maxinforl import cli, config
 from maxinforl.algorithms import INTRINSICS, algorithm
 from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK, CorrelatedNoise
 from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.program import Program
 from maxinforl.errors import BadInput
-from maxinforl.explore import Fixed, MaxInfo, Tied, Tuned
+from maxinforl.explore import Fixed, MaxInfo, Paired, Tied, Tuned, Visited
 from maxinforl.intrinsic import Curiosity, Disagreement, InfoGain
 from maxinforl.settings import Settings, resolve
 from test_core_intrinsic import STATE, TINY, A, Z, latents, model_of, saying
 
 KEY = jax.random.key(0)
+
+
+class Pairwise(DescentWeight, Paired):
+    pass
+
+
+class VisitedDescent(DescentWeight, Visited):
+    pass
+
+
 RESULTS = Path(__file__).parent.parent / "results"
 
 
@@ -237,6 +247,14 @@ def test_the_weight_has_names_and_numbers_and_keeps_rate_and_clip():
             resolve(Settings(algo=algo, weight="paper"))
     with pytest.raises(BadInput, match="did you mean 'tied'"):
         resolve(Settings(algo="maxinfo-sac", weight="tide"))
+
+
+def test_paired_noise_leaves_nothing_to_compare_where_policy_and_copy_are_alike():
+    """A fresh policy is its own slow copy: with noise of its own the estimate is off 0, with the same noise it is 0."""
+    agent = small("sac", "maxinfo")
+    log = lambda weight: float(run(replace(agent, weight=weight), fresh(replace(agent, weight=weight))).weight.log)
+    independent, paired, visited = log(DescentWeight()), log(Pairwise()), log(VisitedDescent())
+    assert paired == 0 and independent != 0 and visited not in (0, independent)
 
 
 def test_a_deterministic_policy_has_a_critic_for_the_gain():

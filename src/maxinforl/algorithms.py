@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK
 from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.encoders import Pixels
-from maxinforl.core.multiplier import Fixed, Tied, Tuned
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
 from maxinforl.core.plasticity import Dormant
 from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, constant
 from maxinforl.errors import BadInput, unknown
@@ -56,7 +56,12 @@ STRATEGIES: dict[str, Strategy] = {
 DEFAULT_INTRINSIC = {"maxinfo": "info-gain", "sum": "info-gain", "eipo": "info-gain"} | dict.fromkeys(
     ("eps", "then"), "disagreement"
 )
-WEIGHTS: dict[str, Tuned | Tied] = {"paper": Tuned(), "tied": Tied()}  # of MaxInfo's information gain
+WEIGHTS: dict[str, Tuned | Tied] = {  # of MaxInfo's information gain
+    "paper": Tuned(),
+    "paired": Paired(),
+    "visited": Visited(),
+    "tied": Tied(),
+}
 ACTION_NOISES = {"white": None, "pink": PINK, "ou": ORNSTEIN_UHLENBECK}
 LIGHT = 8  # how many times narrower than the actor the members of the light ensemble are
 

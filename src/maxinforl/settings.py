@@ -79,7 +79,10 @@ class Settings:
         None, "ensemble: paper (as wide as the actor) or light (an eighth of that)", fixed=True, implied=True
     )
     weight: str | float | None = option(
-        None, "of MaxInfo's information gain: paper (tuned), tied (the entropy's) or a number", fixed=True, implied=True
+        None,
+        "of MaxInfo's information gain: paper, paired or visited (tuned), tied (the entropy's) or a number",
+        fixed=True,
+        implied=True,
     )
     action_noise: str | None = option(
         None, "of the behaviour: white, or correlated along an episode: pink or ou (Ornstein-Uhlenbeck)",

@@ -240,7 +240,7 @@ class ActorCritic:
     def actor_step(
         self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping = PLAIN
     ) -> tuple[Learner, Metrics, Improvement]:
-        k_action, k_dropout = jax.random.split(key)
+        k_action, k_dropout = actor_keys(key)
         features, sigma, alpha = stop_gradient(self.features(s, batch.obs)), self.sigma(s, clock), self.temperature(s)
 
         def loss(actor):
@@ -301,6 +301,11 @@ class ActorCritic:
         if self.optimism is not None:
             out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, features, a)[0])
         return self.policy.act(out, key, self.sigma(s, clock, "acting"), noise)
+
+
+def actor_keys(key: Array) -> Array:
+    """Of an actor step: the keys of its actions and of the critics' dropout."""
+    return jax.random.split(key)
 
 
 def own(key: Array, channel: int) -> Array:

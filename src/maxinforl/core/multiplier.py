@@ -57,6 +57,20 @@ class Tuned:
         return Multiplier(*apply_gradients(self.optimizer, slack, m.opt, m.log))
 
 
+@dataclass(frozen=True)
+class Paired(Tuned):
+    """`Tuned` on a difference whose two sides are drawn with the same noise.
+
+    Value and target are the gains of a policy and of its slow copy, which hardly differ: with independent noise the
+    estimate of their difference is mostly noise, Adam divides by that noise, and the weight drifts by the clock.
+    """
+
+
+@dataclass(frozen=True)
+class Visited(Tuned):
+    """`Tuned`, with the gain of the replayed actions as the target instead of the target policy's."""
+
+
 class Constant(eqx.Module):
     value: Array
 

@@ -1,6 +1,6 @@
 """Exploration strategies: agents made of an agent, which speak to it through `Shaping` and nothing else."""
 
-from maxinforl.core.multiplier import Fixed, Tied, Tuned
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
 from maxinforl.explore.eipo import Eipo
 from maxinforl.explore.intrinsic_sum import IntrinsicSum
 from maxinforl.explore.maxinfo import MaxInfo
@@ -13,10 +13,12 @@ __all__ = [
     "Fixed",
     "IntrinsicSum",
     "MaxInfo",
+    "Paired",
     "Plain",
     "Strategy",
     "Switch",
     "Then",
     "Tied",
     "Tuned",
+    "Visited",
 ]

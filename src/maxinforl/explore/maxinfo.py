@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
 
-from maxinforl.core.actor_critic import ActorCritic
-from maxinforl.core.multiplier import Fixed, Tied, Tuned
+from maxinforl.core.actor_critic import ActorCritic, actor_keys
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import TARGET_POLICY, IntrinsicState, Weighted
@@ -67,12 +67,18 @@ class MaxInfo(Weighted):
         learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         return replace(s, learner=learner), metrics, latents
 
+    def compared(self, s: IntrinsicState, batch: Batch, key: Array, clock: Clock) -> Array:
+        """The actions whose gain the policy's is held at: the target policy's, unless the weight says otherwise."""
+        if isinstance(self.weight, Visited):
+            return batch.action
+        k_target = actor_keys(key)[0] if isinstance(self.weight, Paired) else jax.random.fold_in(key, TARGET_POLICY)
+        return self.learner.target_action(s.learner, batch.obs, k_target, clock)
+
     def actor_step(
         self, s: IntrinsicState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[IntrinsicState, Metrics]:
         alpha2 = self.alpha2(s)
-        target_action = self.learner.target_action(s.learner, batch.obs, jax.random.fold_in(key, TARGET_POLICY), clock)
-        target_raw = stop_gradient(self.intrinsic.score(s.model, latents.z, target_action))
+        target_raw = stop_gradient(self.intrinsic.score(s.model, latents.z, self.compared(s, batch, key, clock)))
 
         def bonus(z: Array, action: Array):
             """alpha2 * gain, standardised with statistics that already hold these very values."""
