@@ -20,7 +20,7 @@ from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
 from maxinforl.envs import episode_seed
 from maxinforl.envs.fault import finite
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, RunFailed
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings
 from maxinforl.training import nonfinite, overrides
@@ -80,6 +80,16 @@ def test_a_saved_row_whose_episode_a_fault_cut_is_saved_again(tmp_path):
     np.testing.assert_array_equal(saved["0/end"], np.array(replay.end)[0, : head + 1])
     cut = [i for i in range(head) if saved["0/end"][i] == 1 and saved["0/age"][i] == 1]
     assert len(cut) == 1 and saved["0/end"][cut[0] + 1] == 3
+
+
+def test_a_fault_that_ends_the_run_is_not_in_its_checkpoint(tmp_path):
+    """The step did not happen: neither its faults nor the episodes that ended in it."""
+    given = {"num_envs": 2, "learning_starts": 1000, "eval_episodes": 0, "save_every": 1000}
+    agent = maxinforl.make("sac", "Brittle-v0", max_faults=1, **given)  # both lanes break at once
+    with pytest.raises(RunFailed), pytest.warns(UserWarning, match="fault 1 of at most 1"):
+        agent.learn(100, out=tmp_path / "run")
+    state = CheckpointStore(tmp_path / "run/checkpoints").load().state
+    assert state["host/faults"] == 0 and agent.trainer.pools[0].finished == []
 
 
 HANGS = """

@@ -83,7 +83,7 @@ class ActorCritic:
     tau: float = 0.005
     lr: float = 3e-4
     alpha: Tuned = Tuned()
-    noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
+    noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy, by critic updates and not by agent steps
     optimism: Optimism | None = None  # of the behaviour (OAC)
     plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)
 
