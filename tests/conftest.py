@@ -5,9 +5,11 @@ Set JAX_COMPILATION_CACHE_DIR yourself to keep it between sessions (tests/mutati
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
+import types
 from importlib.metadata import version
 
 import pytest
@@ -26,20 +28,63 @@ if version("jaxlib").startswith("0.10."):
 os.environ.setdefault("XLA_FLAGS", _flags)
 
 
+def forget_traces():
+    """Agents that are alike share what was traced, which would outlive the functions that a test replaces."""
+    if "maxinforl.core.program" in sys.modules:
+        sys.modules["maxinforl.core.program"]._shared.cache_clear()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """A module's programs go with it: hundreds of them would fill the memory, and the disk still has them."""
     yield
+    forget_traces()
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def trace_anew():
-    """Agents that are alike share what was traced, which would outlive the functions that a test replaces."""
+    """For tests that count traces, or change a program in another way than by `monkeypatch`."""
+    forget_traces()
     yield
-    if "maxinforl.core.program" in sys.modules:
-        sys.modules["maxinforl.core.program"]._shared.cache_clear()
+    forget_traces()
+
+
+# Where functions may be part of what was traced; those of the host take effect in programs that were traced before.
+TRACED = re.compile(
+    r"jax\b|maxinforl(?!\.(agent|cli|deploy|doctor|experiments|files|settings|system|terminal)\b"
+    r"|\.training\.(?!compiled\b)|\.envs\.(?!jax_native\b|brax_task\b|pendulum\b))"
+)
+
+
+class Patches(pytest.MonkeyPatch):
+    """Agents are traced anew before and after a function is replaced that may be part of them."""
+
+    anew = False
+
+    def setattr(self, target, name, *value, **options):
+        super().setattr(target, name, *value, **options)
+        if isinstance(target, (str, types.ModuleType)):
+            place = target if isinstance(target, str) else target.__name__
+        else:
+            place = getattr(target, "__module__", None) or type(target).__module__
+        self.anew = self.anew or bool(TRACED.match(place))
+        self._forget()
+
+    def undo(self):
+        super().undo()
+        self._forget()
+
+    def _forget(self):
+        if self.anew:
+            forget_traces()
+
+
+@pytest.fixture
+def monkeypatch():
+    with Patches.context() as patches:
+        yield patches
 
 
 def pytest_unconfigure():

@@ -46,7 +46,7 @@ IDLE = ["--learning-starts", "1000"]  # only acts at random, which compiles in n
 @pytest.mark.slow
 def test_resumed_equals_never_stopped_across_faults(tmp_path, monkeypatch, capsys):
     command = ["train", *SHORT, "--env", "Brittle-v0", "--num-envs", "2", "--steps", "120", "--log-every", "20"]
-    command += ["--save-every", "2", "--keep", "40"]  # a checkpoint before, at and after each fault
+    command += ["--save-every", "2", "--keep", "40", "--capacity", "1000"]  # a checkpoint before, at and after each fault
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     said = capsys.readouterr().out
     assert said.count("the observation is nan at entry 0; its episode was cut") == 6

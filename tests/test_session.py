@@ -509,7 +509,7 @@ def test_only_environments_that_the_agent_made_are_closed():
 
 
 def test_the_states_of_all_environments_are_visited():
-    agent = make("sac", num_envs=2, learning_starts=1000, eval_episodes=0).learn(100)
+    agent = make("sac", num_envs=2, learning_starts=1000, eval_episodes=0, capacity=None).learn(100)
     seed, replay = agent.trainer.seeds[0], agent.trainer.state.replay
     order, states = seed.visited()
     assert len(order) == len(states) == int(replay.head.sum()) + 2 and (np.diff(order) >= 0).all()
@@ -600,7 +600,7 @@ def test_information_gain_compiles_once(monkeypatch):
     assert len(traces) == 1
 
 
-def test_agents_that_are_alike_are_traced_once():
+def test_agents_that_are_alike_are_traced_once(trace_anew):
     first, second = (make("sac", learning_starts=5, eval_episodes=0, seed=seed).learn(20) for seed in (0, 1))
     assert first.trainer.program is second.trainer.program and first.trainer.program.traces["step"] == 1
     other = make("sac", learning_starts=5, eval_episodes=0, batch_size=7).learn(20)
