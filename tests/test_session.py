@@ -230,7 +230,7 @@ def test_metrics_of_the_last_evaluation_have_a_line_of_their_own(tmp_path, last)
 
 def test_what_could_not_be_opened_closes_its_evaluator(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(session.RunFiles, "__init__", lambda self, directory: 1 / 0)
+    monkeypatch.setattr(session, "extra_sinks", lambda settings, directory: 1 / 0)
     monkeypatch.setattr(session.Evaluator, "close", lambda self: closed.append(self))
     with pytest.raises(ZeroDivisionError):
         make("sac", learning_starts=1000).learn(20, out=tmp_path / "run")

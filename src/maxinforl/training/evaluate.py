@@ -16,7 +16,7 @@ from maxinforl import envs, files
 from maxinforl.envs import EnvCaller, Fault, env_name, episode_seed
 from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
-from maxinforl.errors import missing_extra
+from maxinforl.errors import BadInput, missing_extra
 from maxinforl.settings import Settings, env_options
 from maxinforl.spaces import Spaces
 
