@@ -24,7 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # not know, hence the version.
 _flags = "--xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
-    _flags += " --xla_cpu_use_fusion_emitters=false"
+    _flags += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("XLA_FLAGS", _flags)
 
 

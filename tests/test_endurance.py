@@ -46,7 +46,14 @@ IDLE = ["--learning-starts", "1000"]  # only acts at random, which compiles in n
 @pytest.mark.slow
 def test_resumed_equals_never_stopped_across_faults(tmp_path, monkeypatch, capsys):
     command = ["train", *SHORT, "--env", "Brittle-v0", "--num-envs", "2", "--steps", "120", "--log-every", "20"]
-    command += ["--save-every", "2", "--keep", "40", "--capacity", "1000"]  # a checkpoint before, at and after each fault
+    command += [
+        "--save-every",
+        "2",
+        "--keep",
+        "40",
+        "--capacity",
+        "1000",
+    ]  # a checkpoint before, at and after each fault
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     said = capsys.readouterr().out
     assert said.count("the observation is nan at entry 0; its episode was cut") == 6
@@ -101,6 +108,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_hang_ends_the_run_with_code_3_and_the_run_goes_on_later(tmp_path):
     """No workers: nothing can end the call, so the process ends."""
     out = tmp_path / "run"
