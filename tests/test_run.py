@@ -847,12 +847,8 @@ def test_an_environment_of_ones_own_that_breaks_leaves_what_was_learned(tmp_path
 def test_the_states_that_are_recorded_are_those_that_steps_led_to(tmp_path, env):
     """The last one of an episode too, and not the first of the next in its place."""
     command = ["train", "--algo", "sac", "--env", env, "--steps", "205", *FLAGS, "--eval-episodes", "0"]
-    assert (
-        cli.main(
-            [*command, "--record-states", "--learning-starts", "201", "--capacity", "1000", "--out", str(tmp_path)]
-        )
-        == 0
-    )
+    command += ["--capacity", "1000"]
+    assert cli.main([*command, "--record-states", "--learning-starts", "201", "--out", str(tmp_path)]) == 0
     saved, (lane,) = np.load(tmp_path / "states.npz"), CheckpointStore(tmp_path / "checkpoints").load().rows.lanes
     follows = np.flatnonzero(lane.columns["end"][:-1] != 3) + 1  # rows that a transition led to
     np.testing.assert_array_equal(saved["obs"], lane.columns["obs"][follows])

@@ -193,7 +193,7 @@ class SeedRun:
         return line
 
     def log_recorded(self) -> None:
-        """A line of its own for what callbacks recorded since the last log line, at the evaluation that ended the run."""
+        """A line of its own for what callbacks recorded after the last log line of a run, at its last evaluation."""
         if self.run.recorded:
             line = {"step": self.view.step, "env_step": self.view.env_step} | self.run.recorded
             self.run.recorded.clear()
