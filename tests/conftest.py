@@ -51,11 +51,10 @@ def trace_anew():
     forget_traces()
 
 
-# Where functions may be part of what was traced; those of the host take effect in programs that were traced before.
-TRACED = re.compile(
-    r"jax\b|maxinforl(?!\.(agent|cli|deploy|doctor|experiments|files|settings|system|terminal)\b"
-    r"|\.training\.(?!compiled\b)|\.envs\.(?!jax_native\b|brax_task\b|pendulum\b))"
-)
+# Where functions may be part of a shared program; those of the host take effect in programs that were traced before,
+# and the compiled loop and its environments are traced by every trainer.
+HOST = "agent|cli|deploy|doctor|envs|experiments|files|settings|system|terminal|training"
+TRACED = re.compile(rf"jax\b|maxinforl(?!\.({HOST})\b)")
 
 
 class Patches(pytest.MonkeyPatch):

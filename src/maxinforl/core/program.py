@@ -84,9 +84,13 @@ class Program(StepFunctions):
 
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
         """A fresh state; outputs of one program share no buffer, so that it can be donated."""
+        return TrainState(self.init_agent(seed), replay, clock(total=total), jnp.copy(seed))
+
+    @cached_property
+    def init_agent(self) -> Callable:
+        """seed -> the agent before it learns, traced once as all else is"""
         init = lambda seed: self.agent.init(stream(seed, INIT), self.spec)
-        agent = jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)(seed)
-        return TrainState(agent, replay, clock(total=total), jnp.copy(seed))
+        return jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)
 
     # ------------------------------------------------------------ one dispatch per agent step
 
