@@ -518,10 +518,10 @@ def test_a_run_that_stop_at_ended_is_finished_and_its_last_evaluation_is_carried
         "the last evaluation is carried forward to there"
     )
     row = summary.tables[-1].rows[0]
-    final, area = np.array([95.0, 96.0, 42.0]), np.array([55.0, 56.0, (12 + 22 + 32 + 6.5 * 42 - 6) / 9])
-    shown = [f"{v.mean():.1f} ± {v.std(ddof=1) / 3**0.5:.1f}" for v in (final, area)]
+    final, area = [95.0, 96.0, 42.0], [55.0, 56.0, np.trapezoid([12, 22, 32, *[42] * 7]) / 9]
+    shown = [f"{format_number(np.mean(v))} ± {format_number(np.std(v, ddof=1) / 3**0.5)}" for v in (final, area)]
     assert row[1] == "3 of 3" and [row[2], row[4]] == shown
-    assert row[5] == "1,200 [1,200, 1,200]"  # whether it would have reached 60 is not known, and not counted
+    assert row[5] == "1,200 [800, ∞]"  # whether it would have reached 60 is not known: it is censored where it ended
     curve = next(chart for chart in summary.charts if chart.tab == "curves").lines[0]
     assert curve.x[-1] == 2000 and curve.y[-1] == pytest.approx((100 + 101 + 42) / 3)
 
