@@ -106,6 +106,15 @@ def test_a_run_that_stopped_early_has_no_final_score():
     assert judge([replace(ABOVE, window=(0.0, 0.8))], data, ["dmc/a"], "")[0]["verdict"] == CONFIRMED
 
 
+def test_a_run_that_stop_at_ended_keeps_its_last_return():
+    early = [replace(r, ended=True) for r in runs({("ours", "dmc/a"): 500}, upto=0.6)]
+    (verdict,) = judge([ABOVE], early + runs({("base", "dmc/a"): 300}), ["dmc/a"], "")
+    assert verdict["verdict"] == CONFIRMED and verdict["numbers"]["against base"]["means"]["ours"] == 500
+    half = replace(ABOVE, window=(0.0, 1.0))  # as many points per step before the end as after it
+    (verdict,) = judge([half], early + runs({("base", "dmc/a"): 300}), ["dmc/a"], "")
+    assert verdict["numbers"]["against base"]["means"]["ours"] == pytest.approx(250, abs=10)
+
+
 def test_against_several_all_must_hold():
     claim = replace(ABOVE, against=("base", "other"))
     levels = {("ours", "dmc/a"): 500, ("base", "dmc/a"): 300, ("other", "dmc/a"): 400}

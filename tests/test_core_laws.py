@@ -53,6 +53,7 @@ def alike(a, b):
     close(a, b, 1e-6, 1e-6)
 
 
+@pytest.mark.slow
 def test_maxinfo_without_weight_is_sac_bit_for_bit():
     """alpha2 fixed to exactly 0, computed op by op; the two agents draw their noise at the same places."""
     plain, maxinfo = small("sac"), replace(small("sac", "maxinfo"), weight=Fixed(0.0))
@@ -61,7 +62,10 @@ def test_maxinfo_without_weight_is_sac_bit_for_bit():
     assert not same(a.learner, fresh(plain).learner)
 
 
-@pytest.mark.parametrize("base", ["sac", "redq", "ddpg", "droq"])
+SLOW = [pytest.param(base, marks=pytest.mark.slow) for base in ("redq", "ddpg", "droq")]
+
+
+@pytest.mark.parametrize("base", ["sac", *SLOW])
 def test_maxinfo_without_weight_is_its_base(base):
     """Compiled, on every base, two updates long."""
     plain, maxinfo = descending(base), replace(descending(base, "maxinfo"), weight=Fixed(0.0))
@@ -248,7 +252,7 @@ def test_acting_for_others(program, lives):
     assert program.traces["act"] == 1
 
 
-@pytest.mark.parametrize("names", [("sac", "eipo"), ("sac", "eps")])
+@pytest.mark.parametrize("names", [("sac", "eipo"), pytest.param(("sac", "eps"), marks=pytest.mark.slow)])
 def test_no_two_leaves_of_a_fresh_state_share_a_buffer(names, monkeypatch):
     """Or donating the state would fail; target networks start as copies."""
     monkeypatch.setattr(networks, "orthogonal", cheap)

@@ -190,6 +190,7 @@ def test_sac_update_matches_the_equations():
         check_learner(s.learner, expected)
 
 
+@pytest.mark.slow
 def test_sac_with_mean_reduction_matches_the_equations():
     """REDQ's actor reads the mean of its critics, all of which regress on one target."""
     agent = Plain(replace(DESCENT, critics=3, num_min_critics=3, critic_reduction="mean"))
@@ -229,6 +230,7 @@ def test_maxinfo_update_matches_the_equations():
         close(s.model.members, model.members, 1e-3, 1e-5)
 
 
+@pytest.mark.slow
 def test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic():
     """The gain of the stored action, one step, no mask; the actor adds no immediate gain."""
     base = replace(DESCENT, nstep=3, policy=NoisyDeterministic(), noise=constant(0.2))
@@ -306,6 +308,7 @@ def sum_update(s, batch, noise, weight):
     return learner, statistics(s.scale, raw), values(critic, 0, batch.obs, a).min(0).mean()
 
 
+@pytest.mark.slow
 def test_intrinsic_sum_update_matches_the_equations():
     """No mask and the entropy on the intrinsic channel; statistics after use."""
     agent = IntrinsicSum(DESCENT, DescentGain())
@@ -316,6 +319,7 @@ def test_intrinsic_sum_update_matches_the_equations():
     close(s.scale, scale)
 
 
+@pytest.mark.slow
 def test_eipo_update_matches_the_equations():
     """A greedy learner without entropy, lambda between the two values."""
     agent = Eipo(DESCENT, DescentGain(), DescentWeight(start=2.0))
@@ -364,6 +368,7 @@ def curiosity(model, batch):
 
 
 @pytest.mark.parametrize(("intrinsic", "reward"), [(Disagreement, disagreement), (Curiosity, curiosity)])
+@pytest.mark.slow
 def test_switch_update_matches_the_equations(intrinsic, reward):
     """Two SAC agents on one batch, the second on the intrinsic reward, mask applied."""
     agent = Switch(DESCENT, intrinsic(members=3, hidden=DESCENT.hidden))

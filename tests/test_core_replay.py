@@ -289,7 +289,7 @@ def test_the_memory_of_a_row_is_what_it_says(frame, dtype, actions):
     assert row_bytes(frame, np.dtype(dtype).itemsize, actions) == held / 20
 
 
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_step_copies_no_column(lanes):
     """Insert, sample, update and act in one program: what it costs does not grow with the rows."""
     rows, agent = 1_000_003, shrink(algorithm("maxinfo-sac"))

@@ -44,6 +44,7 @@ def test_a_numpy_bundle_acts_as_predict_does(tmp_path, algo):
     np.testing.assert_allclose(one_by_one, policy(obs[:50]), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_wide_policy_acts_as_predict_does_in_both_formats(tmp_path):
     pytest.importorskip("onnxruntime")
     agent = scrambled(maxinforl.make("sac", lambda: Arm()))
@@ -54,7 +55,8 @@ def test_a_wide_policy_acts_as_predict_does_in_both_formats(tmp_path):
         assert 0 < took.median <= took.p99
 
 
-@pytest.mark.parametrize("algo", ["drqv2", pytest.param("drq", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algo", ["drqv2", "drq"])
+@pytest.mark.slow
 def test_pixel_bundles_act_as_predict_does(tmp_path, algo):
     pytest.importorskip("onnxruntime")
     agent = made(algo, lambda: Camera())

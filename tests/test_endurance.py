@@ -20,7 +20,7 @@ from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
 from maxinforl.envs import episode_seed
 from maxinforl.envs.fault import finite
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, RunFailed
 from maxinforl.replay import Replay
 from maxinforl.settings import Settings
 from maxinforl.training import nonfinite, overrides
@@ -46,7 +46,14 @@ IDLE = ["--learning-starts", "1000"]  # only acts at random, which compiles in n
 @pytest.mark.slow
 def test_resumed_equals_never_stopped_across_faults(tmp_path, monkeypatch, capsys):
     command = ["train", *SHORT, "--env", "Brittle-v0", "--num-envs", "2", "--steps", "120", "--log-every", "20"]
-    command += ["--save-every", "2", "--keep", "40"]  # a checkpoint before, at and after each fault
+    command += [
+        "--save-every",
+        "2",
+        "--keep",
+        "40",
+        "--capacity",
+        "1000",
+    ]  # a checkpoint before, at and after each fault
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     said = capsys.readouterr().out
     assert said.count("the observation is nan at entry 0; its episode was cut") == 6
@@ -82,6 +89,16 @@ def test_a_saved_row_whose_episode_a_fault_cut_is_saved_again(tmp_path):
     assert len(cut) == 1 and saved["0/end"][cut[0] + 1] == 3
 
 
+def test_a_fault_that_ends_the_run_is_not_in_its_checkpoint(tmp_path):
+    """The step did not happen: neither its faults nor the episodes that ended in it."""
+    given = {"num_envs": 2, "learning_starts": 1000, "eval_episodes": 0, "save_every": 1000}
+    agent = maxinforl.make("sac", "Brittle-v0", max_faults=1, **given)  # both lanes break at once
+    with pytest.raises(RunFailed), pytest.warns(UserWarning, match="fault 1 of at most 1"):
+        agent.learn(100, out=tmp_path / "run")
+    state = CheckpointStore(tmp_path / "run/checkpoints").load().state
+    assert state["host/faults"] == 0 and agent.trainer.pools[0].finished == []
+
+
 HANGS = """
 import sys
 import test_endurance
@@ -91,6 +108,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_hang_ends_the_run_with_code_3_and_the_run_goes_on_later(tmp_path):
     """No workers: nothing can end the call, so the process ends."""
     out = tmp_path / "run"

@@ -48,6 +48,7 @@ def test_a_recorder_that_began_late_keeps_its_rhythm_when_it_is_cut_back(tmp_pat
     assert StateRecorder.load(tmp_path / "states.npz", upto=50).seen == 0
 
 
+@pytest.mark.slow
 def test_states_may_be_large_but_not_larger_than_their_file(tmp_path):
     path = tmp_path / "states.npz"
     recorder = feed(StateRecorder(), 0, 3)

@@ -223,6 +223,7 @@ def test_workers_give_what_environments_in_this_process_give():
         pools[1].close()
 
 
+@pytest.mark.slow
 def test_workers_render():
     pools = [make_pool("pixels/dmc/cartpole-balance", workers=w, image_size=16) for w in (False, True)]
     try:
@@ -255,6 +256,7 @@ def test_a_worker_that_dies_or_hangs_is_restarted(how):
         pool.close()
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_worker_is_told_as_in_this_process():
     pool = make_pool(Halves("exception"), num_envs=2, workers=True)
     try:

@@ -61,8 +61,15 @@ def saved(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("source", ["saved", "run"])
-@pytest.mark.parametrize("env", [Weak, Lopsided], ids=["weaker", "asymmetric"])
+@pytest.mark.parametrize(
+    ("source", "env"),
+    [
+        pytest.param("saved", Weak, id="saved-weaker"),
+        pytest.param("run", Lopsided, id="run-asymmetric"),
+        pytest.param("saved", Lopsided, id="saved-asymmetric", marks=pytest.mark.slow),
+        pytest.param("run", Weak, id="run-weaker", marks=pytest.mark.slow),
+    ],
+)
 def test_a_loaded_agent_acts_within_the_limits_of_the_environment_at_hand(saved, tmp_path, source, env):
     agent, space = maxinforl.load(saved / source, env=env), env().action_space
     assert agent.action_space == space

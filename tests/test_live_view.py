@@ -27,6 +27,7 @@ def test_tensorboard_holds_every_metric_at_its_step(tmp_path):
     assert found == {(name, step): value for step, line in LINES for name, value in line.items()}
 
 
+@pytest.mark.slow
 def test_wandb_writes_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     for name, value in {"MODE": "offline", "SILENT": "true", "CONFIG_DIR": str(tmp_path / "config")}.items():

@@ -141,6 +141,7 @@ def around():
         networks.orthogonal = kept
 
 
+@pytest.mark.slow
 def test_dense_layers_of_every_network_are_drawn_towards_fresh_ones(around):
     """Both value channels, target critics and the target policy as well; convolutions and layer norms stay."""
     agent, plain, after = around
@@ -158,6 +159,7 @@ def test_dense_layers_of_every_network_are_drawn_towards_fresh_ones(around):
         assert heads.layers[0].weight.shape[0] == 2
 
 
+@pytest.mark.slow
 def test_fresh_draws_are_independent_in_every_network(around):
     agent, plain, after = around
     kappa = float(agent.base.plasticity.kappa(plain.learner.plastic))
@@ -180,6 +182,7 @@ def test_fresh_draws_are_independent_in_every_network(around):
     np.testing.assert_allclose(projections[0].std(), 32**-0.5, rtol=0.25)  # LeCun on the 32 features of a 16x16 image
 
 
+@pytest.mark.slow
 def test_optimisers_start_anew(around):
     _, plain, after = around
     for name in ("value_opt", "actor_opt"):
@@ -187,6 +190,7 @@ def test_optimisers_start_anew(around):
         assert not any(x.any() for x in leaves(getattr(after.learner, name)).values())
 
 
+@pytest.mark.slow
 def test_ensemble_weight_and_statistics_are_untouched(around):
     _, plain, after = around
     for part in ("model", "weight", "scale"):
@@ -194,6 +198,7 @@ def test_ensemble_weight_and_statistics_are_untouched(around):
     assert same(plain.learner.plastic, after.learner.plastic) and same(plain.learner.alpha, after.learner.alpha)
 
 
+@pytest.mark.slow
 def test_the_update_after_a_perturbation_is_ordinary(around):
     agent, _, state = around
     never = replace(agent, base=replace(agent.base, plasticity=Dormant(every=0)))
@@ -263,6 +268,7 @@ def test_where_the_noise_follows_the_ratio(aware, updates, acting):
     np.testing.assert_allclose(base.act(state, obs, KEY, now, explore=True), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_update_measures_the_ratio_that_the_next_action_uses():
     agent = named("drm", plasticity=Dormant(after=1))
     state = fresh(agent, spec=SPEC)
@@ -281,6 +287,7 @@ def test_an_update_measures_the_ratio_that_the_next_action_uses():
 # ------------------------------------------------------------ laws
 
 
+@pytest.mark.slow
 def test_drm_without_perturbation_and_dormant_noise_is_drqv2():
     drm, drqv2 = named("drm", plasticity=OFF), named("drqv2")
     a, b = fresh(drm, spec=SPEC), fresh(drqv2, spec=SPEC)

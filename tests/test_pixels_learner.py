@@ -149,6 +149,7 @@ def test_the_critic_regresses_on_targets_of_the_encoder_before_the_step():
     np.testing.assert_allclose(metrics["train/critic_loss"], quick(loss)(state.learner), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_there_is_one_encoder_and_heads_lag():
     agent = named("maxinfo-drq")
     state = fresh(agent, spec=SPEC)
@@ -176,6 +177,7 @@ def test_latents_come_through_the_target_trunk_of_the_augmented_batch():
 # ------------------------------------------------------------ the information gain in the value itself (DrQ)
 
 
+@pytest.mark.slow
 def test_maxinfo_with_no_weight_is_drq():
     """The law of alpha2 = 0: within 1e-6, because the two programs are fused differently."""
     plain, maxinfo = named("drq"), replace(named("maxinfo-drq"), weight=Fixed(0.0))
@@ -247,6 +249,7 @@ def test_the_gains_critic_ignores_terminations_and_the_tasks_does_not(critics):
     assert critic_step(agent)(state, ended)[1]["train/critic_loss"] != loss
 
 
+@pytest.mark.slow
 def test_an_episodic_gain_stops_at_terminations(critics):
     agent, state = critics
     data, agent = batches(3, None), replace(agent, episodic=True)
@@ -281,6 +284,7 @@ def test_the_gain_itself_gives_drqv2s_actor_no_gradient():
     assert first["explore/info_gain"] != second["explore/info_gain"]
 
 
+@pytest.mark.slow
 def test_the_gains_weight_and_statistics_move_on_drqv2():
     agent = named("maxinfo-drqv2")
     state = fresh(agent, spec=SPEC)

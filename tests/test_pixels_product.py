@@ -39,7 +39,7 @@ def kinds(tree):
     }
 
 
-@pytest.mark.parametrize("base", ["drq", "drqv2", "drm"])
+@pytest.mark.parametrize("base", ["drqv2", *(pytest.param(base, marks=pytest.mark.slow) for base in ("drq", "drm"))])
 @pytest.mark.parametrize(("explore", "intrinsic"), PAIRS)
 def test_every_combination_is_traced_and_stays_what_it_was(base, explore, intrinsic):
     """An update, which a scan must be able to carry, and an action."""
@@ -65,7 +65,10 @@ BACKWARD = 2 * LAYERS - 1  # weights of every layer, and inputs of all but the f
 PASSES = {"drq": 3, "maxinfo-drq": 3, "drqv2": 3, "maxinfo-drqv2": 4, "drm": 3, "maxinfo-drm": 4}
 
 
-@pytest.mark.parametrize("algo", PASSES)
+QUICK = ("drqv2", "maxinfo-drq")
+
+
+@pytest.mark.parametrize("algo", [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in PASSES])
 def test_an_update_encodes_as_few_images_as_the_algorithm_allows(algo):
     agent = named(algo)
     if agent.base.plasticity is not None:  # a perturbation encodes nothing and takes long to compile

@@ -483,9 +483,9 @@ def test_large_videos_are_named_not_embedded(suite, tmp_path, monkeypatch):
     assert "<video" not in text and "not embedded" in text and "last.mp4" in text
 
 
-def write_real(folder, algo="sac", seed=0, **settings):
+def write_real(folder, algo="sac", seed=0, upto=10, **settings):
     """A run with the configuration that training writes, settings and agent in tables of their own."""
-    write_run(folder, algo, seed=seed)
+    write_run(folder, algo, seed=seed, upto=upto)
     config = tomllib.loads((folder / "config.toml").read_text())
     config |= {
         "cores": seed,
@@ -506,6 +506,41 @@ def test_seeds_of_real_runs_are_one_label_and_tasks_are_told_apart(tmp_path):
     write_real(tmp_path / "c", seed=0, action_cost=0.5)
     titles = {chart.title for chart in summarise(find_runs([tmp_path])).charts if chart.tab == "curves"}
     assert "Pendulum-v1 (action_cost=0.5)" in titles and "Pendulum-v1 (action_cost=0.0)" in titles
+
+
+def test_a_run_that_stop_at_ended_is_finished_and_its_last_evaluation_is_carried_forward(tmp_path):
+    for seed in range(3):
+        write_real(tmp_path / f"{seed}", seed=seed, upto=4 if seed == 2 else 10, stop_at=42.0 if seed == 2 else 500.0)
+    summary = summarise(find_runs([tmp_path]), threshold=60.0)
+    (said,) = summary.problems
+    assert said.kind == "ended early" and said == (
+        "sac on Pendulum-v1: 1 run reached --stop-at and ended before 2,000 steps; "
+        "the last evaluation is carried forward to there"
+    )
+    row = summary.tables[-1].rows[0]
+    final, area = [95.0, 96.0, 42.0], [55.0, 56.0, np.trapezoid([12, 22, 32, *[42] * 7]) / 9]
+    shown = [f"{format_number(np.mean(v))} ± {format_number(np.std(v, ddof=1) / 3**0.5)}" for v in (final, area)]
+    assert row[1] == "3 of 3" and [row[2], row[4]] == shown
+    assert row[5] == "1,200 [800, ∞]"  # whether it would have reached 60 is not known: it is censored where it ended
+    curve = next(chart for chart in summary.charts if chart.tab == "curves").lines[0]
+    assert curve.x[-1] == 2000 and curve.y[-1] == pytest.approx((100 + 101 + 42) / 3)
+
+
+def test_runs_that_stop_at_ended_leave_the_others_their_length(tmp_path):
+    write_real(tmp_path / "a", "sac", stop_at=500.0)
+    write_real(tmp_path / "b", "oac", upto=4, stop_at=40.0)
+    (said,) = summarise(find_runs([tmp_path])).problems
+    assert said.kind == "ended early" and "before 2,000 steps" in said
+
+
+def test_a_seed_whose_companion_has_not_reached_it_has_only_stopped(tmp_path):
+    for seed in range(2):
+        write_real(folder := tmp_path / f"seed-{seed}", seed=seed, upto=4, stop_at=41.0)
+        table = tomllib.loads((folder / "config.toml").read_text()) | {"together": [0, 1]}
+        (folder / "config.toml").write_text(tomli_w.dumps(table))
+    write_real(tmp_path / "whole", seed=2)
+    (said,) = summarise(find_runs([tmp_path])).problems
+    assert said == "sac on Pendulum-v1: 2 runs stopped before 2,000 steps, without a final score"
 
 
 def test_unlike_runs_are_compared_with_a_word(tmp_path):

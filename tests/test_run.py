@@ -34,7 +34,8 @@ from maxinforl.training.store import CheckpointStore
 from maxinforl.training.trainer import Trainer
 
 SMALL = {"base.hidden": (16, 16), "intrinsic.hidden": (16, 16)}
-FLAGS = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2"]
+ROWS = 90  # of the replay, which runs of 26 to 80 steps do not fill: they share their programs
+FLAGS = ["--set", "base.hidden=[16,16]", "--batch-size", "16", "--eval-episodes", "2", "--capacity", str(ROWS)]
 
 
 class Corridor(gym.Env):
@@ -68,9 +69,8 @@ gym.register("Poisoned-v0", lambda: Corridor(poison=40))
 
 def make(algo="maxinfo-sac", env="Corridor-v0", **overrides):
     small = {k: v for k, v in SMALL.items() if "maxinfo" in algo or k.startswith("base")}
-    return maxinforl.make(
-        algo, env, **({"batch_size": 16, "eval_episodes": 2, "eval_every": 40, "log_every": 20} | overrides), set=small
-    )
+    given = {"batch_size": 16, "eval_episodes": 2, "eval_every": 40, "log_every": 20, "capacity": ROWS} | overrides
+    return maxinforl.make(algo, env, **given, set=small)
 
 
 def weights(agent: Agent) -> dict[str, np.ndarray]:
@@ -96,12 +96,12 @@ def metrics(directory: Path) -> list[dict[str, float]]:
 
 def test_same_seed_twice_gives_the_same_files(tmp_path):
     for name in "ab":
-        make().learn(120, out=tmp_path / name)
+        make().learn(60, out=tmp_path / name)
     assert (tmp_path / "a/eval.csv").read_bytes() == (tmp_path / "b/eval.csv").read_bytes()
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     assert same(saved_weights(tmp_path / "a"), saved_weights(tmp_path / "b"))
     assert all(line["explore/recent_error"] > 0 for line in metrics(tmp_path / "a"))
-    make(seed=1).learn(120, out=tmp_path / "c")
+    make(seed=1).learn(60, out=tmp_path / "c")
     assert (tmp_path / "a/eval.csv").read_bytes() != (tmp_path / "c/eval.csv").read_bytes()
 
 
@@ -110,7 +110,7 @@ def test_evaluation_does_not_touch_training():
     assert same(weights(make().learn(60)), weights(make(eval_episodes=0).learn(60)))
 
 
-def test_one_trace_and_one_dispatch_per_agent_step():
+def test_one_trace_and_one_dispatch_per_agent_step(trace_anew):
     agent = make()
     trainer = agent._trainer(50)
     calls, inner = [], trainer.program.step
@@ -149,7 +149,7 @@ def interrupted(monkeypatch, at: int):
 )
 def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
     command = ["train", "--algo", algo, "--env", "Corridor-v0", "--steps", "120", "--eval-every", "30", *FLAGS, *extra]
-    command += ["--log-every", "25", "--save-every", "35", "--record-states"]
+    command += ["--log-every", "25", "--save-every", "35", "--record-states", "--capacity", "1000"]
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
     with monkeypatch.context() as patch:
         interrupted(patch, at=95)
@@ -212,7 +212,7 @@ def test_seeds_together_agree_with_each_alone(tmp_path):
 def test_the_compiled_loop_is_the_host_loop(tmp_path, extra):
     """Through an episode's end: its time limit of 200 and the seed of the next are the same."""
     command = ["train", "--algo", "sac", "--env", "jax/pendulum-hanging", "--steps", "210", *FLAGS, *extra]
-    command += ["--learning-starts", "160", "--log-every", "70"]
+    command += ["--learning-starts", "160", "--log-every", "70", "--capacity", "1000"]
     for loop in ("compiled", "host"):
         assert cli.main([*command, "--loop", loop, "--out", str(tmp_path / loop)]) == 0
     assert close(tmp_path / "compiled", tmp_path / "host")
@@ -223,8 +223,8 @@ def test_the_compiled_loop_is_the_host_loop(tmp_path, extra):
 
 
 @pytest.mark.slow
-def test_a_compiled_run_traces_once_and_dispatches_chunks():
-    agent = make("sac", "jax/pendulum-hanging", learning_starts=30)
+def test_a_compiled_run_traces_once_and_dispatches_chunks(trace_anew):
+    agent = make("sac", "jax/pendulum-hanging", learning_starts=30, capacity=None)
     trainer = agent._trainer(250)
     assert isinstance(trainer, CompiledTrainer)
     agent.learn(250)
@@ -331,7 +331,7 @@ def test_warm_up_is_uniform_and_does_not_learn():
 
 
 def test_truncation_and_termination_reach_the_replay():
-    agent = make("sac", seed=3)
+    agent = make("sac", seed=3, capacity=None)
     agent.learn(200)
     assert agent.trainer is not None
     replay = agent.trainer.state.replay
@@ -353,7 +353,7 @@ def test_learning_twice_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_short_calls_do_not_each_compile():
+def test_short_calls_do_not_each_compile(trace_anew):
     agent = make("sac", eval_episodes=0)
     for _ in range(8):
         agent.learn(40)
@@ -849,6 +849,7 @@ def test_an_environment_of_ones_own_that_breaks_leaves_what_was_learned(tmp_path
 def test_the_states_that_are_recorded_are_those_that_steps_led_to(tmp_path, env):
     """The last one of an episode too, and not the first of the next in its place."""
     command = ["train", "--algo", "sac", "--env", env, "--steps", "205", *FLAGS, "--eval-episodes", "0"]
+    command += ["--capacity", "1000"]
     assert cli.main([*command, "--record-states", "--learning-starts", "201", "--out", str(tmp_path)]) == 0
     saved, (lane,) = np.load(tmp_path / "states.npz"), CheckpointStore(tmp_path / "checkpoints").load().rows.lanes
     follows = np.flatnonzero(lane.columns["end"][:-1] != 3) + 1  # rows that a transition led to

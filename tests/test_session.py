@@ -13,6 +13,7 @@ from gymnasium.spaces import Box
 import maxinforl
 from maxinforl import BadInput, RunFailed, cli
 from maxinforl.settings import Settings, flag, known_as
+from maxinforl.training import session
 from maxinforl.training.callbacks import EARLIER, read_best, roll_back_best
 from maxinforl.training.directory import finished, read_run
 from maxinforl.training.store import CheckpointStore
@@ -208,6 +209,35 @@ def test_metrics_of_a_callback_reach_every_sink(tmp_path):
     assert [line["mine/step"] for line in metrics(tmp_path / "run")] == [10, 20]
     assert [line["mine/double"] for line in seen] == [20, 40] == [m["mine/double"] for m in metrics(tmp_path / "run")]
     assert b"mine/double" in next((tmp_path / "run/tensorboard").glob("*")).read_bytes()
+
+
+@pytest.mark.parametrize("last", [20, 60])
+def test_metrics_of_the_last_evaluation_have_a_line_of_their_own(tmp_path, last):
+    """Of a run that ends at its last step, and of one that a callback ends."""
+
+    class Adds:
+        def on_evaluation(self, run, evaluation):
+            run.record("mine/evaluated", run.step)
+            return run.step < 20
+
+    given = {"learning_starts": 1000, "log_every": 10, "eval_every": 10, "eval_episodes": 1}
+    make("sac", **given).learn(last, out=tmp_path / "run", callback=Adds())
+    lines = metrics(tmp_path / "run")
+    assert [(m["step"], m["mine/evaluated"]) for m in lines] == [(10, 0), (20, 10), (20, 20)]
+    assert lines[-1].keys() == {"step", "env_step", "mine/evaluated"}
+    assert not CheckpointStore(tmp_path / "run/checkpoints").load().warnings
+
+
+def test_what_could_not_be_opened_closes_its_evaluator(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(session, "extra_sinks", lambda settings, directory: 1 / 0)
+    monkeypatch.setattr(session.Evaluator, "close", lambda self: closed.append(self))
+    with pytest.raises(ZeroDivisionError):
+        make("sac", learning_starts=1000).learn(20, out=tmp_path / "run")
+    assert len(closed) == 1
+    with pytest.raises(ZeroDivisionError):
+        maxinforl.resume(tmp_path / "run")
+    assert len(closed) == 2
 
 
 @pytest.mark.parametrize("hook", ["on_step", "on_log", "on_evaluation", "on_checkpoint"])
@@ -451,6 +481,44 @@ def test_what_an_instance_cannot_do_is_refused():
         maxinforl.make("sac", Ramp(), stop_at=1.0).learn(5)
 
 
+def test_a_resumed_run_on_an_instance_says_that_evaluation_is_skipped(tmp_path):
+    given = {"learning_starts": 1000, "log_every": 10, "save_every": 10}
+    with pytest.warns(UserWarning, match="evaluation is skipped"):
+        make("sac", Ramp(), **given).learn(30, out=tmp_path / "run", callback=lambda run, line: run.step < 20)
+    with pytest.warns(UserWarning, match="evaluation is skipped"):
+        assert maxinforl.resume(tmp_path / "run", env=Ramp()).trainer.step == 30
+
+
+def test_only_environments_that_the_agent_made_are_closed():
+    class Closing(Ramp):
+        closed = 0
+
+        def close(self):
+            type(self).closed += 1
+
+    own, other = Closing(), Closing()
+    agent = make("sac", own, eval_env=other, learning_starts=1000, eval_episodes=1).learn(10)
+    with pytest.warns(UserWarning, match="replay"):
+        agent.set_env(Closing)
+    assert Closing.closed == 1  # the one that was made to look at its spaces
+    agent.learn(10)
+    before = Closing.closed
+    with pytest.warns(UserWarning, match="replay"):
+        agent.set_env("Ramp-v0")
+    assert Closing.closed == before + 1
+
+
+def test_the_states_of_all_environments_are_visited():
+    agent = make("sac", num_envs=2, learning_starts=1000, eval_episodes=0, capacity=None).learn(100)
+    seed, replay = agent.trainer.seeds[0], agent.trainer.state.replay
+    order, states = seed.visited()
+    assert len(order) == len(states) == int(replay.head.sum()) + 2 and (np.diff(order) >= 0).all()
+    newest = np.array(replay.latest())
+    assert all((states == row).all(1).any() for row in newest)
+    for most in (10, 60, len(order) - 1):
+        assert most / 2 < len(seed.visited(most)[0]) <= most
+
+
 def test_an_agent_that_moved_begins_a_new_run(tmp_path):
     agent = make("sac", learning_starts=1000, eval_episodes=0).learn(10, out=tmp_path / "run")
     with pytest.warns(UserWarning, match="replay"):
@@ -532,7 +600,7 @@ def test_information_gain_compiles_once(monkeypatch):
     assert len(traces) == 1
 
 
-def test_agents_that_are_alike_are_traced_once():
+def test_agents_that_are_alike_are_traced_once(trace_anew):
     first, second = (make("sac", learning_starts=5, eval_episodes=0, seed=seed).learn(20) for seed in (0, 1))
     assert first.trainer.program is second.trainer.program and first.trainer.program.traces["step"] == 1
     other = make("sac", learning_starts=5, eval_episodes=0, batch_size=7).learn(20)

@@ -10,11 +10,13 @@ import tomli_w
 from maxinforl import cli
 from maxinforl.config import to_plain
 from maxinforl.errors import BadInput
+from maxinforl.experiments.reproduce import gather
 from maxinforl.experiments.suite import Suite
 from maxinforl.experiments.suite_file import parse_suite, read_suite
 from maxinforl.experiments.suite_runs import as_flags, fingerprint, plan
 from maxinforl.settings import Settings, resolve, settings_table
 from maxinforl.training.directory import finished, logged_steps
+from maxinforl.training.log import EVAL_COLUMNS
 
 BASE = {"algorithms": ["sac", "maxinfo-sac"], "environments": ["Pendulum-v1", "dmc/walker-run"], "seeds": 3}
 RESULTS = Path(__file__).parent.parent / "results"
@@ -210,6 +212,25 @@ def test_states_that_are_asked_for_must_be_there(tmp_path):
     assert plan([run], tmp_path / "out", [tmp_path / "old"])[0].state == "new"
     (folder / "states.npz").touch()
     assert plan([run], tmp_path / "out", [tmp_path / "old"])[0].state == "finished"
+
+
+def test_seeds_that_train_together_are_finished_when_all_reached_stop_at(tmp_path):
+    runs = parse(algorithms=["sac"], environments=["Pendulum-v1"], settings={"stop_at": 1.5}, seeds=2).runs()
+    for run in runs:
+        folder = write_run(tmp_path / run.name, run.settings, upto=50)
+        (folder / "checkpoints" / "step-000000050").mkdir(parents=True)
+        (folder / "config.toml").write_text("together = [0, 1]\n" + (folder / "config.toml").read_text())
+        row = f"50,50,{run.settings.seed},{2.0 - run.settings.seed},0,0,0,5,1\n"  # seed 1 has not reached it
+        (folder / "eval.csv").write_text(f"{EVAL_COLUMNS}\n{row}")
+    problems: list[str] = []
+    planned = plan(runs, tmp_path)
+    assert [p.state for p in planned] == ["interrupted", "interrupted"]
+    assert len(gather(planned, problems)) == 2
+    assert [sentence.partition(":")[0] for sentence in problems] == [f"{r.name} is not finished" for r in runs]
+    (folder / "eval.csv").write_text(f"{EVAL_COLUMNS}\n50,50,1,1.5,0,0,0,5,1\n")
+    problems.clear()
+    found = gather(plan(runs, tmp_path), problems)
+    assert not problems and all(run.ended for run in found)
 
 
 def test_checkpoints_decide_where_there_are_any(tmp_path):

@@ -168,13 +168,8 @@ class Agent:
         trainer = self.trainer
         assert trainer is not None
         name = self._env if isinstance(self._env, str) else None
-        evaluator = self.make_evaluator(settings)
-        try:
-            run = SeedRun(trainer.seeds[0], evaluator, directory, store=self._store if directory is not None else None)
-        except BaseException:
-            if evaluator is not None:
-                evaluator.close()
-            raise
+        store = self._store if directory is not None else None
+        run = SeedRun(trainer.seeds[0], self.make_evaluator(settings), directory, store)
         if directory is not None:
             self._store = run.store
         try:
@@ -217,14 +212,8 @@ class Agent:
 
     def make_evaluator(self, settings: Settings) -> Evaluator | None:
         """Environments for evaluations; None, with a warning, where none can be made."""
-        evaluator = make_evaluator(settings, self.environment(), self.spaces, self.eval_env)
-        if evaluator is None and (settings.stop_at is not None or settings.video):
-            raise BadInput("stop_at and video need evaluations: pass eval_env=, or a factory in place of the instance")
-        if evaluator is None and settings.eval_episodes > 0:
-            warnings.warn(
-                "evaluation is skipped: it needs eval_env=, or a factory in place of the instance", stacklevel=4
-            )
-        return evaluator
+        warn = lambda sentence: warnings.warn(sentence, stacklevel=6)
+        return make_evaluator(settings, self.environment(), self.spaces, self.eval_env, warn)
 
     def evaluate(self, episodes: int = 10) -> Evaluation:
         """Plays deterministic episodes in environments of their own.
@@ -323,7 +312,9 @@ class Agent:
             observation: one observation or a batch of them.
             state: returned as it is, as Stable-Baselines3 expects.
             episode_start: ignored, as for all policies without memory.
-            deterministic: the mean action, and not a sample of the policy.
+            deterministic: the action of an evaluation; otherwise one of the behaviour, as in training. For most agents
+                that is a sample of the policy. Optimistic agents (OAC) move its mean, and agents with a second policy
+                to explore with (ε-switching, explore-then-exploit) follow that one wherever their schedule explores.
 
         Returns:
             An action or a batch of actions, and `state`.

@@ -85,7 +85,7 @@ class ActorCritic:
     actor_tau: float | None = None  # of the target policy; None: `tau`
     lr: float = 3e-4
     alpha: Tuned = Tuned()
-    noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy
+    noise: Linear = Linear(0.0, 0.0, 1)  # of a deterministic policy, by critic updates and not by agent steps
     optimism: Optimism | None = None  # of the behaviour (OAC)
     action_noise: CorrelatedNoise | None = None  # of the behaviour; None: white
     plasticity: Dormant | None = None  # perturbations and noise that follow dormant neurons (DrM)

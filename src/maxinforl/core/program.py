@@ -85,14 +85,22 @@ class Program(StepFunctions):
 
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
         """A fresh state; outputs of one program share no buffer, so that it can be donated."""
+        noise = self.init_noise(seed, replay.head.shape[-1])
+        return TrainState(self.init_agent(seed), replay, clock(total=total), jnp.copy(seed), noise)
 
-        def init(seed: Array) -> tuple[Any, Any]:
-            noise, lanes = self.agent.base.action_noise, replay.head.shape[-1]
-            process = noise and noise.init(self.noise_key(seed, 0), lanes, self.spec.action)
-            return self.agent.init(stream(seed, INIT), self.spec), () if process is None else process
+    @cached_property
+    def init_agent(self) -> Callable:
+        """seed -> the agent before it learns, traced once as all else is"""
+        init = lambda seed: self.agent.init(stream(seed, INIT), self.spec)
+        return jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)
 
-        agent, noise = jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)(seed)
-        return TrainState(agent, replay, clock(total=total), jnp.copy(seed), noise)
+    def init_noise(self, seed: Array, lanes: int) -> Any:
+        """Of the behaviour at the first step of all environments, where it is correlated."""
+        noise = self.agent.base.action_noise
+        if noise is None:
+            return ()
+        init = lambda seed: noise.init(self.noise_key(seed, 0), lanes, self.spec.action)
+        return init(seed) if self.seeds is None else jax.vmap(init)(seed)
 
     # ------------------------------------------------------------ one dispatch per agent step
 

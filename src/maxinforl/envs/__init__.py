@@ -110,7 +110,7 @@ def make_pool(
     if isinstance(env, gym.Env):
         if num_envs > 1:
             raise BadInput(f"one environment cannot fill {num_envs} lanes: pass a function that makes it")
-        return EnvPool([make(env, **options)], seed)
+        return EnvPool([make(env, **options)], seed, borrowed=True)
     build = partial(make, env, **options)
     lanes, makers = make_lanes([build] * num_envs, env_timeout if workers else None)
     return EnvPool(lanes, seed, remake=makers[0], max_faults=max_faults)

@@ -39,6 +39,8 @@ class EnvPool(EnvCaller):
     An environment that raises, hangs in its worker or returns non-finite numbers is a fault. If `remake` is given, the
     open episode is cut (see `Transition.valid`), a new environment continues with the next episode, `faults` is
     incremented and `report_fault` called, up to `max_faults` times. Faults before the first successful step are errors.
+
+    `close` closes the environments unless they are `borrowed`: those that a user made are the user's to close.
     """
 
     def __init__(
@@ -48,8 +50,9 @@ class EnvPool(EnvCaller):
         *,
         remake: Callable[[], gym.Env] | None = None,
         max_faults: int = 0,
+        borrowed: bool = False,
     ):
-        self.envs, self.remake, self.max_faults = list(envs), remake, max_faults
+        self.envs, self.remake, self.max_faults, self.borrowed = list(envs), remake, max_faults, borrowed
         self._set_up(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space, seed)
         self.seedable = self._check_seeding()
 
@@ -137,7 +140,7 @@ class EnvPool(EnvCaller):
         return obs, valid
 
     def close(self) -> None:
-        for lane, env in enumerate(self.envs):
+        for lane, env in enumerate([] if self.borrowed else self.envs):
             with suppress(Fault):
                 self._call(lane, env.close)
 

@@ -73,7 +73,7 @@ class VectorPool(EnvPool):
         return Transition(action, reward, terminated, truncated, next_obs, obs, valid)
 
     def close(self) -> None:
-        self.vector.close()
+        """Nothing: a vector environment is always the user's."""
 
     def _step_all(
         self, action: np.ndarray, live: np.ndarray

@@ -129,7 +129,7 @@ class Evidence:
 
     def _series(self, run: RunLogs, statistic: str) -> Series | None:
         if statistic == RETURN:
-            return run.returns
+            return run.curve
         if statistic == COVERAGE:
             return self._coverage(run)
         if statistic == SPEED:

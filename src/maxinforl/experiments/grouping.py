@@ -19,7 +19,7 @@ POINTS = 100  # of a curve on the page
 LATE = 0.9  # evaluations from this share of the steps on are the final score, as in claims
 RESAMPLES = 1000  # of every bootstrap in a report
 # Kinds of problems, besides those of reading a run.
-INCOMPLETE, STOPPED, MISSING = "incomplete", "stopped", "missing"
+INCOMPLETE, STOPPED, MISSING, CARRIED = "incomplete", "stopped", "missing", "ended early"
 OTHER_LENGTHS, OTHER_SETTINGS = "other lengths", "other settings"
 
 
@@ -148,7 +148,7 @@ def _one_per_seed(label: str, runs: Sequence[RunLogs], problems: list[str]) -> l
 
 
 def _reached(run: RunLogs) -> float:
-    return float(run.returns.step[-1]) if run.returns else 0.0
+    return float(run.curve.step[-1]) if run.curve else 0.0
 
 
 def by_env(runs: Iterable[RunLogs]) -> dict[str, list[RunLogs]]:
@@ -190,7 +190,7 @@ def group_tasks(named: Mapping[str, Sequence[RunLogs]], problems: list[str]) -> 
 
 def _task(env: str, cells: Mapping[str, Sequence[RunLogs]], problems: list[str]) -> TaskResults:
     """All curves on one grid, which ends where the shortest of the labels with a finished run does."""
-    series = {label: [run.returns for run in runs if run.returns] for label, runs in cells.items()}
+    series = {label: [run.curve for run in runs if run.curve] for label, runs in cells.items()}
     longest = {
         label: max((s.env_step[-1] for s, run in zip(series[label], runs) if _done(run, s)), default=math.nan)
         for label, runs in cells.items()
@@ -201,7 +201,8 @@ def _task(env: str, cells: Mapping[str, Sequence[RunLogs]], problems: list[str])
     for label, runs in cells.items():
         curves = read_on_grid(series[label], grid)
         built[label] = Cell(runs, curves, np.isfinite(curves[:, -1]), grid >= LATE * grid[-1])
-        problems += _unfinished(f"{label} on {env}", built[label], f"{grid[-1]:,.0f} steps")
+        where, end = f"{label} on {env}", f"{grid[-1]:,.0f} steps"
+        problems += [*_unfinished(where, built[label], end), *_ended_early(where, runs, grid[-1])]
     problems += _differences(env, cells, horizon)
     everything = np.concatenate([cell.curves.ravel() for cell in built.values()])
     return TaskResults(env, grid, built, st.normalisation(env, everything))
@@ -223,6 +224,13 @@ def _unfinished(where: str, cell: Cell, end: str) -> Sequence[str]:
         for kind, (n, why) in reasons.items()
         if n
     ]
+
+
+def _ended_early(where: str, runs: Sequence[RunLogs], end: float) -> Sequence[str]:
+    """That the last evaluations of runs which --stop-at ended stand for those they would have had later."""
+    early = sum(run.ended and run.returns is not None and run.returns.env_step[-1] < end for run in runs)
+    sentence = f"{where}: {plural(early, 'run')} reached --stop-at and ended before {end:,.0f} steps; the last "
+    return [Problem(sentence + "evaluation is carried forward to there", CARRIED)] if early else []
 
 
 SHOULD_MATCH = known_as("unlike")

@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from maxinforl.errors import BadInput
 from maxinforl.experiments.arrays import FloatArray
 from maxinforl.experiments.log_files import Series, collect_problems, read_evaluation, read_metrics, read_states
 from maxinforl.files import inside, printable, read_toml, reading
+from maxinforl.training.directory import reached
 from maxinforl.training.store import CheckpointStore
 
 DEPTH = 8  # levels below a given directory that are searched for runs
+CARRIED = 1000  # most points that are added to a curve that ends early
 LEFT_OUT, DAMAGED = "left out", "damaged"
 
 
@@ -47,11 +51,17 @@ class RunLogs:
     metrics: Mapping[str, Series] = field(default_factory=dict)
     evaluation: Mapping[str, Series] = field(default_factory=dict)  # by column of eval.csv
     cut: bool = False  # training reached its last step, but eval.csv ends before it
+    ended: bool = False  # by --stop-at: it is finished, though before its last step
 
     @property
     def returns(self) -> Series | None:
         """Evaluation returns; if there are none, returns of training episodes."""
         return self.evaluation.get("mean_return") or self.metrics.get("rollout/ep_rew_mean")
+
+    @property
+    def curve(self) -> Series | None:
+        """The returns up to the last step requested: of a run that --stop-at ended, the last one carried forward."""
+        return carried(self.returns, self.steps) if self.returns is not None and self.ended else self.returns
 
     @property
     def videos(self) -> list[Path]:
@@ -64,6 +74,19 @@ class RunLogs:
         """Recorded states as (step [M], obs [M, d]), or None if the run recorded none."""
         path = inside(self.path, "states.npz")
         return read_states(path) if path.exists() else None
+
+
+def carried(series: Series, steps: int) -> Series:
+    """A series whose last value stays until `steps`, at points as far apart as its own."""
+    last = series.step[-1]
+    if last >= steps:
+        return series
+    every = float(np.median(np.diff(series.step))) if len(series.step) > 1 else float(last or steps)
+    after = np.append(np.arange(last, steps, max(every, (steps - last) / CARRIED))[1:], float(steps))
+    repeat = series.env_step[-1] / last if last else 1.0
+    added = (after, after * repeat, np.full(len(after), series.value[-1]))
+    own = (series.step, series.env_step, series.value)
+    return Series(*(np.concatenate(pair) for pair in zip(own, added)))
 
 
 def find_runs(
@@ -126,7 +149,18 @@ def _read_logs(
     if (cut := _is_cut(folder, config, logged, evaluation)) and not reported:
         last = f"its last evaluation is at step {evaluation['mean_return'].step[-1]:.0f}"
         damage.append(f"{printable(folder / 'eval.csv')} is incomplete: {last}, but the run reached {config['steps']}")
-    return {"metrics": metrics, "evaluation": evaluation, "cut": cut}
+    ended = not cut and "mean_return" in evaluation and _ended(folder, config)
+    return {"metrics": metrics, "evaluation": evaluation, "cut": cut, "ended": ended}
+
+
+def _ended(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether --stop-at ended a run: it and all seeds that train with it had an evaluation as good."""
+    settings, together = config.get("settings"), config.get("together", ())
+    threshold = settings.get("stop_at") if isinstance(settings, dict) else None
+    if not isinstance(threshold, (int, float)) or not isinstance(together, (list, tuple)):
+        return False
+    seeds = [folder.parent / f"seed-{seed}" for seed in together if type(seed) is int] or [folder]
+    return all(reached(seed, threshold, config["steps"]) for seed in seeds)
 
 
 def _is_cut(folder: Path, config: Mapping[str, Any], logged: float, evaluation: Mapping[str, Series]) -> bool:

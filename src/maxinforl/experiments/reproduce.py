@@ -26,7 +26,7 @@ from maxinforl.experiments.suite_file import parse_suite
 from maxinforl.experiments.suite_runs import PlannedRun, plan
 from maxinforl.experiments.summary import summarise
 from maxinforl.experiments.verdicts import NOT_RUN, Verdict, verdict_table
-from maxinforl.training.directory import command_line, commit, finished, logged_steps
+from maxinforl.training.directory import command_line, commit, logged_steps
 
 KINDS = ("curves", "profiles", "exploration", "states", "speed")
 PAPER_SEEDS, MIN_SEEDS = 5, 3  # of the paper, and at any --scale
@@ -144,7 +144,7 @@ def gather(planned: Sequence[PlannedRun], problems: list[str]) -> list[RunLogs]:
         if (p.directory / "config.toml").exists() and logged_steps(p.directory) > 0:
             run = read_run_logs(p.directory, problems, FIGURE_METRICS)
             runs.append(replace(run, algo=p.run.label, env=p.run.environment, config={}))
-            if not finished(p.directory, p.run.settings):
+            if p.state != "finished":
                 problems.append(f"{p.run.name} is not finished: it stopped at step {logged_steps(p.directory)}")
     return runs
 

@@ -61,7 +61,7 @@ class RunView:
         return self.view.settings.seed
 
     def record(self, name: str, value: float) -> None:
-        """Adds a metric to the next log line."""
+        """Adds a metric to the next log line; where none follows, because the run ends, it has a line of its own."""
         self.recorded[name] = float(value)
 
     def predict(self, observations: np.ndarray) -> np.ndarray:

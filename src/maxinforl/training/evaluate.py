@@ -16,7 +16,7 @@ from maxinforl import envs, files
 from maxinforl.envs import EnvCaller, Fault, env_name, episode_seed
 from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
-from maxinforl.errors import missing_extra
+from maxinforl.errors import BadInput, missing_extra
 from maxinforl.settings import Settings, env_options
 from maxinforl.spaces import Spaces
 
@@ -29,17 +29,25 @@ class Evaluation(NamedTuple):
     lengths: np.ndarray
 
 
-def make_evaluator(settings: Settings, env: Any, spaces: Spaces, eval_env: Any = None) -> Evaluator | None:
-    """Environments of its own for an agent, one per episode; None where none can be made.
+def make_evaluator(
+    settings: Settings, env: Any, spaces: Spaces, eval_env: Any = None, report: Callable[[str], None] = lambda _: None
+) -> Evaluator | None:
+    """Environments of its own for an agent, one per episode; None where none can be made or none are asked for.
 
     Args:
         settings: resolved settings; `eval_episodes` is how many.
         env: what the agent trains on: a name, an environment or a function that makes one.
         spaces: what the agent observes and does.
         eval_env: what to evaluate on instead; an environment that exists is the only one.
+        report: takes a sentence where evaluations are asked for and cannot be made.
     """
     source = env if eval_env is None else eval_env
-    if settings.eval_episodes == 0 or (eval_env is None and not can_be_made(source)):
+    if settings.eval_episodes == 0:
+        return None
+    if eval_env is None and not can_be_made(source):
+        if settings.stop_at is not None or settings.video:
+            raise BadInput("stop_at and video need evaluations: pass eval_env=, or a factory in place of the instance")
+        report("evaluation is skipped: it needs eval_env=, or a factory in place of the instance")
         return None
     if not can_be_made(source):
         evaluator = Evaluator([envs.make(source, **env_options(settings))], settings.seed, spaces.stack(settings))
@@ -154,7 +162,8 @@ class Evaluator(EnvCaller):
         return f"environment {lane} of the evaluation ({env_name(self.envs[lane])})"
 
     def close(self) -> None:
-        for lane, env in enumerate(self.envs):
+        """Closes its environments, but for one that the user made."""
+        for lane, env in enumerate(self.envs if self.makers is not None else []):
             with suppress(Fault):
                 self._call(lane, env.close)
 

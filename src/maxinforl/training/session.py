@@ -126,7 +126,10 @@ def truncate_logs(saved: Saved, index: int) -> list[str]:
 
 @dataclass
 class SeedRun:
-    """What one seed leaves behind: evaluations, logs and checkpoints; without a directory nothing is written."""
+    """What one seed leaves behind: evaluations, logs and checkpoints; without a directory nothing is written.
+
+    It owns its evaluator: `close` closes it, and so does a failure to make the rest.
+    """
 
     view: SeedView
     evaluator: Evaluator | None = None
@@ -134,6 +137,14 @@ class SeedRun:
     store: CheckpointStore | None = None  # the one a resumed run was loaded from
 
     def __post_init__(self):
+        try:
+            self._open()
+        except BaseException:
+            if self.evaluator is not None:
+                self.evaluator.close()
+            raise
+
+    def _open(self) -> None:
         settings = self.view.settings
         self.files = RunFiles(self.directory) if self.directory else None
         if self.directory and self.store is None:
@@ -180,6 +191,14 @@ class SeedRun:
             for sink in self.sinks:
                 sink.write(self.view.step, line)
         return line
+
+    def log_recorded(self) -> None:
+        """A line of its own for what callbacks recorded after the last log line of a run, at its last evaluation."""
+        if self.run.recorded:
+            line = {"step": self.view.step, "env_step": self.view.env_step} | self.run.recorded
+            self.run.recorded.clear()
+            for sink in self.sinks:
+                sink.write(self.view.step, line)
 
     def evaluate(self, callbacks: Callbacks) -> Evaluation | None:
         if self.evaluator is None:
@@ -391,8 +410,11 @@ class Session:
                 self.progress.step(step)
                 if step < last and (stop_requested() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
                     break
-            self.save(wait=True)
             done = self.trainer.step >= last or self.reached_return
+            if done or self.callbacks.stopped_by:  # no log line follows
+                for run in self.runs:
+                    run.log_recorded()
+            self.save(wait=True)
             if settings.video and done:  # what cannot be filmed costs no work
                 for run in self.runs:
                     run.film()
@@ -456,13 +478,7 @@ def restored_run(view: SeedView, saved: Saved, env: Any, eval_env: Any, report: 
         report(f"{directory} has no checkpoint {shared}: starting again from step 0")
     if saved.step is None:
         store.restart()
-    evaluator = make_evaluator(settings, env, view.trainer.spaces, eval_env)
-    try:
-        return SeedRun(view, evaluator, directory, store)
-    except BaseException:
-        if evaluator is not None:
-            evaluator.close()
-        raise
+    return SeedRun(view, make_evaluator(settings, env, view.trainer.spaces, eval_env, report), directory, store)
 
 
 def evaluators(settings: Settings, runs: Sequence[SeedRun]) -> list[EnvCaller]:

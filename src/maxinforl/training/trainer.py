@@ -120,12 +120,14 @@ class SeedView:
         return {"step": self.step, "env_step": self.env_step} | faults | line
 
     def visited(self, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
-        """States still in the replay with the order they were met in, thinned to `most`."""
+        """States of all environments that are still in the replay, by the order they were met in, at most `most`."""
         replay = self.trainer.state.replay
-        head, rows = int(np.array(replay.head)[(*self.at, 0)]), replay.age.shape[-1]
-        order = np.arange(max(0, head - rows + 1), head + 1)
-        order = order[:: max(1, len(order) // most)]
-        return order, np.array(replay.obs[(*self.at, 0, order % rows)])
+        heads, rows = np.array(replay.head)[self.at], replay.age.shape[-1]
+        held = [np.arange(max(0, head - rows + 1), head + 1) for head in heads]
+        order, lane = np.concatenate(held), np.repeat(np.arange(len(heads)), [len(rows_of) for rows_of in held])
+        kept = np.argsort(order, kind="stable")[:: max(1, math.ceil(len(order) / most))]
+        order, lane = order[kept], lane[kept]
+        return order * len(heads), np.array(replay.obs[(*self.at, lane, order % rows)])
 
 
 @dataclass
@@ -282,12 +284,13 @@ class Trainer:
     def play(self) -> list[Transition]:
         """One step of every seed's environments."""
         assert self.action is not None
-        before = [pool.episodes.copy() for pool in self.pools]
+        before = [(pool.episodes.copy(), pool.faults, len(pool.finished)) for pool in self.pools]
         try:
             return [pool.step(action) for pool, action in zip(self.pools, self.each(self.action))]
         except RunFailed:  # the step did not happen, so that a checkpoint is of the one before
-            for pool, episodes in zip(self.pools, before):
-                pool.episodes[:] = episodes
+            for pool, (episodes, faults, finished) in zip(self.pools, before):
+                pool.episodes[:], pool.faults = episodes, faults
+                del pool.finished[finished:]
             raise
 
     # ------------------------------------------------------------ what a checkpoint holds beyond agent and replay
