@@ -326,13 +326,14 @@ def train(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
     from maxinforl.experiments.suite_runs import check_same
-    from maxinforl.training.directory import check_free, holds_run, next_directory
+    from maxinforl.training.directory import check_free, complete_seeds, holds_run, next_directory
 
     settings = settings_from(args)
     out = Path(args.out) if args.out else next_directory()
     seeds = args.seeds or [settings.seed]
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
+        complete_seeds(out)
         check_same(runs)
         return terminal.resume(out, {"env": settings.env}, override=False)
     check_free(out, args.overwrite)

@@ -22,7 +22,7 @@ from maxinforl.settings import Settings, env_options, resolve, title
 from maxinforl.spaces import read_spaces
 from maxinforl.system.signals import PREEMPTED, signals
 from maxinforl.training.compiled import runs_compiled
-from maxinforl.training.directory import clear, holds_run, last_step, open_run, read_run
+from maxinforl.training.directory import clear, complete_seeds, holds_run, last_step, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.overrides import apply_overrides
 from maxinforl.training.pictures import curve_picture, phase_picture
@@ -180,7 +180,8 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
             )
         apply_overrides([directory], given, override)
         return carry_on([directory], given.get("env"))
-    there = [files.inside(directory, path.name) for path in directory.glob("seed-*")]
+    complete_seeds(directory)
+    there = [files.inside(directory, path.parent.name) for path in directory.glob("seed-*/config.toml")]
     there.sort(key=lambda path: (len(path.name), path.name))
     apply_overrides(there, given, override)
     together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}

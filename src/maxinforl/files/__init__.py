@@ -20,6 +20,7 @@ from maxinforl.files.atomic import (
     clear_temporary,
     filter_lines,
     inside,
+    is_temporary,
     log_checksum,
     make_directory,
     remove,

@@ -51,7 +51,7 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     with files.reading(out):
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {files.printable(out)} is a file: name a directory")
-        if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+        if not out.exists() or holds_nothing(out):
             return
         own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
     if not own:
@@ -63,6 +63,28 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     with files.reading(out):
         if found := next(foreign_files(out), None):
             raise BadInput(f"{files.printable(found)} was not written by a run: move it, or name another directory")
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a directory is empty but for what a process killed before its first config.toml leaves."""
+    seed = lambda entry: re.fullmatch(r"seed-\d+", entry.name) and entry.is_dir() and not entry.is_symlink()
+    left = lambda entry: entry.name == LOCK or files.is_temporary(entry.name) or (seed(entry) and holds_nothing(entry))
+    return all(map(left, path.iterdir()))
+
+
+def complete_seeds(out: Path) -> None:
+    """Writes the config.toml of seeds that train together, where a kill came between the first one and the last."""
+    for known in sorted(out.glob("seed-*/config.toml")):
+        table = files.read_toml(files.inside(out, f"{known.parent.name}/config.toml"))
+        together = read_run(known.parent)[2].get("together", ())
+        seeds = {seed: files.inside(out, f"seed-{seed}") for seed in together}
+        absent = [seed for seed, path in seeds.items() if not os.path.lexists(path / "config.toml")]
+        if not absent or any(map(last_step, seeds.values())):
+            continue
+        for seed in absent:
+            own = table | {"seed": seed, "settings": table["settings"] | {"seed": seed}}
+            with RunLock(files.make_directory(seeds[seed])):
+                files.write_toml(seeds[seed] / "config.toml", own)
 
 
 def holds_run(path: Path) -> bool:

@@ -1,0 +1,153 @@
+"""What an attack on the library found, each as a test: wrong or lost data, hangs, tracebacks, too much memory."""
+
+import os
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import maxinforl
+from maxinforl import cli, files
+from maxinforl.errors import BadInput, RunFailed
+from maxinforl.training.directory import check_free
+from maxinforl.training.lock import RunLock
+from maxinforl.training.store import CheckpointStore
+
+
+class Line(gym.Env):
+    """A point on a line for `length` steps; subclasses break something."""
+
+    observation_space = gym.spaces.Box(-10, 10, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    length = 10
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = float(self.np_random.uniform(-1, 0)), 0
+        return self.observe(), {}
+
+    def observe(self):
+        return np.array([self.x, self.t / 10], np.float32)
+
+    def step(self, action):
+        self.x, self.t = self.x + 0.1 * float(action[0]), self.t + 1
+        return self.observe(), self.reward(), False, self.t >= self.length, {}
+
+    def reward(self):
+        return -abs(self.x)
+
+
+gym.register("Line-v0", Line)
+TINY = ["--batch-size", "8", "--set", "base.hidden=[8,8]", "--eval-episodes", "1", "--log-every", "10"]
+
+
+def flags(out, env="Line-v0", algo="sac", steps=30, *more):
+    return ["train", "--algo", algo, "--env", env, "--steps", str(steps), *TINY, "--out", str(out), *more]
+
+
+def make(env=Line, algo="sac", **settings):
+    small = {"base.hidden": (8, 8)} | ({"intrinsic.hidden": (8, 8)} if algo != "sac" else {})
+    settings = {"batch_size": 8, "eval_episodes": 1, "log_every": 10} | settings
+    return maxinforl.make(algo, env, set=small, **settings)
+
+
+def said_once(capsys, words, code, got):
+    """One sentence on standard error, with these words."""
+    said = capsys.readouterr().err
+    assert got == code and words in said and said.count("\n") == 1, said
+    assert said.startswith("maxinforl: ")
+
+
+def weights(directory: Path) -> dict[str, bytes]:
+    state = CheckpointStore(directory / "checkpoints").load().state
+    return {name: array.tobytes() for name, array in state.items() if name.startswith("agent/")}
+
+
+# ------------------------------------------------------------ 3: kills around the first config.toml
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_at(monkeypatch, stage, count=1):
+    """Ends a write at the count-th call of a stage, as SIGKILL would: what is written stays."""
+    left = [count]
+
+    def crash(name):
+        left[0] -= name == stage
+        if left[0] == 0 and name == stage:
+            raise Killed
+
+    monkeypatch.setattr(files.atomic, "crash_point", crash)
+    monkeypatch.setattr(os, "unlink", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize("again", [[], ["--resume"], ["--overwrite"]], ids=["train", "resume", "overwrite"])
+def test_a_kill_before_the_first_configuration_leaves_a_directory_that_is_free(tmp_path, monkeypatch, again):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, "config.toml written")
+        cli.main(flags(out))
+    assert [p.name for p in out.glob(".tmp-*")] and not (out / "config.toml").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("maxinforl.terminal.carry_on", lambda *_: 0)
+        assert cli.main([*flags(out), *again]) == 0
+    assert (out / "config.toml").exists() and not list(out.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("stage", ["config.toml written", "config.toml renamed"])
+def test_a_kill_between_the_configurations_of_seeds_starts_again_from_step_0(tmp_path, monkeypatch, stage):
+    out, begun = tmp_path / "run", []
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_at(patch, stage, count=2)
+        cli.main([*flags(out), "--seeds", "0-2"])
+    assert (out / "seed-0/config.toml").exists() and not (out / "seed-2/config.toml").exists()
+    monkeypatch.setattr("maxinforl.terminal.carry_on", lambda directories, env=None: begun.append(directories) or 0)
+    assert cli.main([*flags(out), "--seeds", "0-2", "--resume"]) == 0
+    assert cli.main(["resume", str(out)]) == 0
+    assert begun == [[out / f"seed-{seed}" for seed in range(3)]] * 2
+    for seed in range(3):
+        table = files.read_toml(out / f"seed-{seed}/config.toml")
+        assert table["seed"] == table["settings"]["seed"] == seed
+
+
+def test_a_seed_that_was_taken_away_after_a_checkpoint_is_not_made_up(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setattr("maxinforl.terminal.carry_on", lambda *_: 0)
+    assert cli.main([*flags(out), "--seeds", "0-1"]) == 0
+    (out / "seed-0/checkpoints/step-000000010").mkdir(parents=True)
+    (out / "seed-1/config.toml").unlink()
+    capsys.readouterr()
+    said_once(capsys, "seed-1 is missing", 2, cli.main(["resume", str(out)]))
+
+
+def test_the_holder_of_a_run_sweeps_what_a_killed_process_left(tmp_path):
+    left = [tmp_path / name / (files.TEMPORARY + "0123456789abcdef") for name in ("", "best", "best/earlier", "videos")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half")
+    mine = tmp_path / ".tmp-notes"
+    mine.write_text("mine")
+    with RunLock(tmp_path):
+        assert not any(path.exists() for path in left) and mine.exists()
+
+
+def test_what_others_call_temporary_is_foreign(tmp_path):
+    (tmp_path / ".tmp-notes").touch()
+    with pytest.raises(BadInput, match="is not empty and holds no run"):
+        check_free(tmp_path)
+
+
+def test_a_save_sweeps_the_stale_temporary_files_beside_it(tmp_path):
+    stale, fresh = (tmp_path / (files.TEMPORARY + digit * 16) for digit in "ab")
+    stale.touch()
+    fresh.touch()
+    os.utime(stale, (1e9, 1e9))
+    files.write_atomic(tmp_path / "notes.txt", b"text")
+    assert not stale.exists() and fresh.exists()
