@@ -151,3 +151,77 @@ def test_a_save_sweeps_the_stale_temporary_files_beside_it(tmp_path):
     os.utime(stale, (1e9, 1e9))
     files.write_atomic(tmp_path / "notes.txt", b"text")
     assert not stale.exists() and fresh.exists()
+
+
+# ------------------------------------------------------------ 5: one huge reward where updates are skipped
+
+
+class OneHugeReward(Line):
+    total = 0
+
+    def reward(self):
+        self.total += 1
+        return 1e25 if self.total == 15 else -abs(self.x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["maxinfo-sac"])
+def test_skipping_survives_one_huge_reward_where_there_is_an_ensemble(tmp_path, algo):
+    agent = make(OneHugeReward, algo, on_nan="skip", eval_episodes=0)
+    agent.learn(60, out=tmp_path / "run")
+    assert agent.trainer.step == 60
+    text = (tmp_path / "run/metrics.jsonl").read_text()
+    assert "Infinity" not in text and "NaN" not in text
+
+
+# ------------------------------------------------------------ 6: files of runs that are no files
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A tiny run that is finished, to be copied and not changed."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert cli.main(flags(out, "Pendulum-v1", "sac", 20, "--learning-starts", "5")) == 0
+    return out
+
+
+def in_time(function, seconds=20.0):
+    """What a function returns or raises, within a time."""
+    result = []
+
+    def call():
+        try:
+            result.append(function())
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert result, f"no answer in {seconds} s"
+    return result[0]
+
+
+@pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
+@pytest.mark.parametrize("odd", ["fifo", "zero", "directory"])
+def test_a_log_that_is_no_file_neither_hangs_nor_fills_the_memory(tmp_path, finished, name, odd):
+    from maxinforl.training.directory import evaluations, last_line, logged_steps
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    {"fifo": os.mkfifo, "zero": lambda p: p.symlink_to("/dev/zero"), "directory": Path.mkdir}[odd](run / name)
+    for ask in (lambda: last_line(run / name), lambda: logged_steps(run), lambda: list(evaluations(run))):
+        found = in_time(ask)
+        assert found in ("", -1, []) or isinstance(found, BadInput)
+
+
+def test_a_sweep_that_reuses_a_directory_with_a_pipe_goes_on(tmp_path, finished):
+    from maxinforl.experiments.suite_runs import FinishedRuns
+
+    run = tmp_path / "old/run"
+    run.mkdir(parents=True)
+    (run / "config.toml").write_bytes((finished / "config.toml").read_bytes())
+    os.mkfifo(run / "eval.csv")
+    library = FinishedRuns([tmp_path / "old", finished.parent])
+    assert [p for found in in_time(lambda: library.found).values() for p in found] == [finished.resolve()]

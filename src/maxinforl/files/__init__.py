@@ -44,6 +44,7 @@ from maxinforl.files.tables import (
     read_json,
     read_sealed_json,
     read_toml,
+    regular_file,
     write_json,
     write_sealed_json,
     write_toml,

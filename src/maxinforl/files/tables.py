@@ -26,9 +26,9 @@ DEPTH = 64  # no file of ours nests deeper, and code that walks the value may re
 
 
 @contextmanager
-def regular_file(path: PathLike, limit: int) -> Iterator[tuple[int, int]]:
-    """An open regular file of at most `limit` bytes, and its size."""
-    with reading(path), opened(path, os.O_RDONLY) as file:
+def regular_file(path: PathLike, limit: int, follow: bool = True) -> Iterator[tuple[int, int]]:
+    """An open regular file of at most `limit` bytes, and its size; `follow` is whether it may be a symbolic link."""
+    with reading(path), opened(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW)) as file:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise FileProblem("is not a file")

@@ -26,6 +26,7 @@ from maxinforl.training.store import CheckpointStore, xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
+LOG_LIMIT = 64 * files.MiB  # of an eval.csv that is read whole
 WRITTEN = re.compile(  # what runs put into their directories
     r"config\.toml|metrics\.jsonl|eval\.csv|checkpoints|states\.npz|(curve|phase)\.png|videos|tensorboard|wandb|best|"
     rf"bad-batch-\d+\.safetensors|{re.escape(LOCK)}|{re.escape(files.TEMPORARY)}\w+"
@@ -273,8 +274,10 @@ def reached(directory: Path, threshold: float, step: int) -> bool:
 def evaluations(directory: Path) -> Iterator[tuple[int, float]]:
     """Step and mean return of every whole line of a run's eval.csv."""
     path = files.inside(directory, "eval.csv")
-    with suppress(OSError), path.open(errors="replace") as lines:
-        for line in lines:
+    if not path.exists():
+        return
+    with files.regular_file(path, LOG_LIMIT, follow=False) as (file, _), open(file, errors="replace", closefd=False) as f:
+        for line in f:
             with suppress(ValueError):
                 yield evaluated_step(line), float(line.split(",")[3])
 
@@ -293,9 +296,8 @@ def logged_steps(directory: Path) -> int:
 def last_line(path: Path) -> str:
     """The last whole line of a text file; nothing where there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
+        with files.regular_file(path, 1 << 62, follow=False) as (file, size):
+            lines = os.pread(file, 8192, max(0, size - 8192)).decode(errors="replace").split("\n")
+    except BadInput:
         return ""
     return lines[-2] if len(lines) > 1 else ""

@@ -102,14 +102,16 @@ class SeedView:
         return lambda obs: acting.act(agent, obs, now)
 
     def log_line(self) -> dict[str, float]:
-        """Everything worth knowing since the last line; a number that is not finite ends the run."""
+        """Everything worth knowing since the last line; a number that is not finite ends the run, or with --on-nan skip
+        is left out."""
         line = self.window.drain(self.trainer.program.metric_names)
         if self.trainer.strategy.measures_error and line.get("explore/model_error") is not None:
             line["explore/recent_error"] = float(
                 np.array(self.trainer.program.recent_error(self.trainer.state))[self.at]
             )
-        for name, value in line.items():
-            if not math.isfinite(value):
+        for name in [name for name, value in line.items() if not math.isfinite(value)]:
+            value = line.pop(name)
+            if self.settings.on_nan == "stop":
                 raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
         faults = {"rollout/faults": self.trainer.pools[self.index].faults} if self.trainer.pools else {}
         return {"step": self.step, "env_step": self.env_step} | faults | line
