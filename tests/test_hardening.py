@@ -225,3 +225,146 @@ def test_a_sweep_that_reuses_a_directory_with_a_pipe_goes_on(tmp_path, finished)
     os.mkfifo(run / "eval.csv")
     library = FinishedRuns([tmp_path / "old", finished.parent])
     assert [p for found in in_time(lambda: library.found).values() for p in found] == [finished.resolve()]
+
+
+# ------------------------------------------------------------ 7: episodes that never end
+
+
+class Endless(Line):
+    length = 10**12
+
+
+def test_an_evaluation_of_endless_episodes_ends_at_a_limit_and_says_so_once(tmp_path):
+    agent = make(Endless, eval_limit=30, learning_starts=100, eval_every=5)
+    with pytest.warns(UserWarning, match="cut after 30 steps.*eval-limit") as told:
+        agent.learn(10)
+    assert [result.lengths.tolist() for _, result in agent.evaluations] == [[30]] * 3
+    assert sum("eval-limit" in str(w.message) for w in told) == 1
+
+
+def test_the_limit_of_evaluations_is_the_environments_own_where_it_has_one():
+    from maxinforl.training.evaluate import MOST_STEPS, Evaluator, episode_limit
+
+    gym.register("Limited-v0", Endless, max_episode_steps=20)
+    assert episode_limit(maxinforl.envs.make("Limited-v0")) is None  # it ends by itself
+    assert episode_limit(maxinforl.envs.make(Endless())) == MOST_STEPS
+    assert episode_limit(maxinforl.envs.make(Endless()), 7) == 7
+    evaluator = Evaluator([maxinforl.envs.make("Limited-v0")], 0)
+    assert evaluator(lambda obs: np.zeros((1, 1), np.float32), 0).lengths.tolist() == [20]
+
+
+@pytest.mark.slow
+def test_a_signal_ends_an_evaluation_within_the_step_and_resume_makes_it_up(tmp_path, monkeypatch):
+    from maxinforl.training import evaluate
+
+    out, twin = tmp_path / "run", tmp_path / "twin"
+    run = lambda out: flags(out, "Line-v0", "sac", 30, "--eval-every", "10", "--learning-starts", "5")
+    assert cli.main(run(twin)) == 0
+    begin, counted = evaluate.Evaluator._begin, []
+
+    def signalled(self, lane, index):
+        if index == 2:
+            self.envs[0].unwrapped.length = 10**12
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begin(self, lane, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate.Evaluator, "_begin", signalled)
+        began = time.monotonic()
+        counted.append(cli.main(run(out)))
+    assert counted == [75] and time.monotonic() - began < 30
+    assert CheckpointStore(out / "checkpoints").steps() == [20]
+    assert cli.main(["resume", str(out)]) == 0
+    assert (out / "eval.csv").read_bytes() == (twin / "eval.csv").read_bytes() and weights(out) == weights(twin)
+
+
+# ------------------------------------------------------------ 8: environments that change the directory
+
+
+class Wanders(Line):
+    to: str
+
+    def reset(self, **kwargs):
+        os.chdir(self.to)
+        return super().reset(**kwargs)
+
+
+gym.register("Wanders-v0", Wanders)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", [False, True], ids=["command line", "python"])
+def test_an_environment_that_changes_the_directory_does_not_move_the_run(tmp_path, monkeypatch, python):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(Wanders, "to", str(tmp_path / "there"), raising=False)
+    if python:
+        make(Wanders, learning_starts=100).learn(20, out="run")
+    else:
+        assert cli.main(flags("run", "Wanders-v0", "sac", 20, "--learning-starts", "100")) == 0
+    assert list((tmp_path / "there").iterdir()) == []
+    assert CheckpointStore(tmp_path / "here/run/checkpoints").steps() == [20]
+    assert (tmp_path / "here/run/eval.csv").read_text().count("\n") >= 2
+
+
+# ------------------------------------------------------------ 9: a run directory that goes away
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["removed", "renamed", "emptied"])
+def test_a_run_whose_directory_goes_away_ends_with_a_sentence(tmp_path, how):
+    import shutil
+
+    out, other = tmp_path / "run", tmp_path / "other"
+
+    def on_step(run):
+        if run.step == 12:
+            if how == "renamed":
+                out.rename(other)
+            else:
+                shutil.rmtree(out)
+                out.mkdir() if how == "emptied" else None
+
+    watcher = type("Watcher", (), {"on_step": staticmethod(on_step)})()
+    with pytest.raises(RunFailed, match=r"run was moved, emptied or removed while its run was writing"):
+        make(learning_starts=100).learn(40, out=out, callback=watcher)
+    left = sorted(p.name for p in out.iterdir()) if out.exists() else []
+    assert left == [] and (how != "renamed" or CheckpointStore(other / "checkpoints").steps() == [])
+
+
+# ------------------------------------------------------------ 10: environments that cannot be closed
+
+
+class Sticky(Line):
+    def close(self):
+        raise OSError("the window does not close")
+
+
+class Leaves(Line):
+    def close(self):
+        raise SystemExit("gone")
+
+
+gym.register("Sticky-v0", Sticky)
+gym.register("Leaves-v0", Leaves)
+
+
+@pytest.mark.parametrize("env", ["Sticky-v0", "Leaves-v0"])
+def test_an_environment_that_cannot_be_closed_trains(tmp_path, env, capfd):
+    agent = make(env, learning_starts=100).learn(10, out=tmp_path / "run")
+    agent.evaluate(1)
+    agent.set_env(Line)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [Sticky, Leaves])
+def test_a_worker_whose_environment_cannot_be_closed_prints_nothing(env, capfd):
+    pool = maxinforl.envs.make_pool(env, workers=True)
+    pool.reset()
+    process = pool.envs[0]._process
+    pool.close()
+    assert "Traceback" not in capfd.readouterr().err
+    with pytest.raises(ValueError, match="closed"):
+        process.is_alive()

@@ -131,7 +131,7 @@ class Agent:
             10
         """
         steps = whole("steps", self.settings.steps if steps is None else steps)
-        directory = None if out is None else Path(out)
+        directory = None if out is None else Path(out).absolute()  # an environment may change the current one
         begun = self._loaded is not None or self.trainer is not None
         continued = self._continues(directory)
         callbacks = Callbacks(callback)
@@ -150,14 +150,14 @@ class Agent:
                 open_run(
                     directory, settings, self.strategy, self.spaces, named, planned=self.total_steps, continues=begun
                 )
-                self._directory, self._store = directory.absolute(), None
+                self._directory, self._store = directory, None
         with nullcontext() if directory is None else RunLock(directory):
             self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callbacks, begun)
         return self
 
     def _continues(self, directory: Path | None) -> bool:
         """Whether a directory holds the run that the last `learn` of this agent wrote."""
-        if directory is None or self.trainer is None or self._directory != directory.absolute():
+        if directory is None or self.trainer is None or self._directory != directory:
             return False
         return (directory / "config.toml").exists()
 
@@ -255,7 +255,7 @@ class Agent:
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
         if not isinstance(self._env, gym.Env):
-            probe.close()
+            envs.close_quietly(probe)
         return found
 
     @property
@@ -598,7 +598,7 @@ def resume(
     Returns:
         The agent at the end of its run.
     """
-    path = Path(directory)
+    path = Path(directory).absolute()  # an environment may change the current one
     if not (path / "config.toml").exists():
         raise BadInput(f"{path} holds no run: give the directory that learn(out=...) or `train --out` named")
     with RunLock(path):
@@ -623,7 +623,7 @@ def resume(
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)
         options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "end_hung": report_hang}
         with Session.restored(found, report, callbacks=Callbacks(callback), progress=shown, **options) as session:
-            agent.trainer, agent._directory = session.trainer, path.absolute()
+            agent.trainer, agent._directory = session.trainer, path
             agent._store = session.runs[0].store
             if not session.train() and not session.callbacks.stopped_by:
                 warnings.warn(f"learning stopped at step {session.trainer.step} of {settings.steps}", stacklevel=2)

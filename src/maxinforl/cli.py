@@ -329,7 +329,7 @@ def train(args: argparse.Namespace) -> int:
     from maxinforl.training.directory import check_free, complete_seeds, holds_run, next_directory
 
     settings = settings_from(args)
-    out = Path(args.out) if args.out else next_directory()
+    out = (Path(args.out) if args.out else next_directory()).absolute()  # an environment may change the current one
     seeds = args.seeds or [settings.seed]
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
@@ -344,7 +344,7 @@ def resume(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
 
-    return terminal.resume(Path(args.directory), given_settings(args), args.override)
+    return terminal.resume(Path(args.directory).absolute(), given_settings(args), args.override)
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -93,6 +93,11 @@ class Settings:
     )
     eval_every: int = option(1000, "transitions between evaluations", least=1, logged=True, unlike=True)
     eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0, logged=True, unlike=True)
+    eval_limit: int | None = option(
+        None,
+        "most steps of an evaluation episode (default: as many as the environment allows, or 100 000 if it has no limit)",
+        least=1, most=2**31 - 1, logged=True, unlike=True,
+    )  # fmt: skip
     stop_at: float | None = option(
         None, "end the run at an evaluation whose mean return is at least this", unlabelled=True
     )

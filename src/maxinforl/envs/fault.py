@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
 from typing import Any
 
@@ -69,6 +70,12 @@ class EnvCaller:
     def _where(self, lane: int) -> str:
         """The environment of a lane, with its episode and step."""
         raise NotImplementedError
+
+
+def close_quietly(env: Any) -> None:
+    """Closes an environment that is not needed any more; one that fails to is left as it is."""
+    with suppress(Exception, SystemExit):
+        env.close()
 
 
 def leave(sentence: str) -> None:

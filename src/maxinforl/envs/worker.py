@@ -21,6 +21,7 @@ from weakref import WeakSet
 import gymnasium as gym
 import numpy as np
 
+from maxinforl.envs.fault import close_quietly
 from maxinforl.errors import BadInput, RunFailed, one_line
 
 START = 120.0  # seconds more than usual that a worker may take to import and build its environment
@@ -160,7 +161,7 @@ class WorkerServer:
         return self.env.skip(action)
 
     def close(self, _: None) -> None:
-        self.env.close()
+        close_quietly(self.env)
 
 
 def serve(pipe: Connection, build: Callable[[], gym.Env]) -> None:
