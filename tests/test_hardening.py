@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import threading
 import time
 from pathlib import Path
@@ -91,9 +90,10 @@ def kill_at(monkeypatch, stage, count=1):
 @pytest.mark.parametrize("again", [[], ["--resume"], ["--overwrite"]], ids=["train", "resume", "overwrite"])
 def test_a_kill_before_the_first_configuration_leaves_a_directory_that_is_free(tmp_path, monkeypatch, again):
     out = tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         kill_at(patch, "config.toml written")
-        cli.main(flags(out))
+        with pytest.raises(Killed):
+            cli.main(flags(out))
     assert [p.name for p in out.glob(".tmp-*")] and not (out / "config.toml").exists()
     with monkeypatch.context() as patch:
         patch.setattr("maxinforl.terminal.carry_on", lambda *_: 0)
@@ -104,9 +104,10 @@ def test_a_kill_before_the_first_configuration_leaves_a_directory_that_is_free(t
 @pytest.mark.parametrize("stage", ["config.toml written", "config.toml renamed"])
 def test_a_kill_between_the_configurations_of_seeds_starts_again_from_step_0(tmp_path, monkeypatch, stage):
     out, begun = tmp_path / "run", []
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         kill_at(patch, stage, count=2)
-        cli.main([*flags(out), "--seeds", "0-2"])
+        with pytest.raises(Killed):
+            cli.main([*flags(out), "--seeds", "0-2"])
     assert (out / "seed-0/config.toml").exists() and not (out / "seed-2/config.toml").exists()
     monkeypatch.setattr("maxinforl.terminal.carry_on", lambda directories, env=None: begun.append(directories) or 0)
     assert cli.main([*flags(out), "--seeds", "0-2", "--resume"]) == 0

@@ -26,7 +26,7 @@ from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, check_count, env_options, read_settings, resolve, title
+from maxinforl.settings import MOST_EPISODES, Settings, check_count, env_options, read_settings, resolve, title
 from maxinforl.spaces import Spaces, read_clock, read_spaces
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
@@ -235,7 +235,7 @@ class Agent:
         Returns:
             `returns` and `lengths`, an entry for each episode.
         """
-        check_count("episodes", episodes, 1)
+        check_count("episodes", episodes, 1, MOST_EPISODES)
         evaluator = self.make_evaluator(replace(self.settings, eval_episodes=episodes))
         if evaluator is None:
             raise BadInput("evaluation needs an environment that can be made anew: pass eval_env= or a factory")

@@ -19,6 +19,7 @@ from maxinforl.errors import BadInput, RunFailed, one_line, unknown
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 TRAINING = ("train", "resume")
+MOST_SEEDS = 10_000
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,11 +41,14 @@ class Parser(argparse.ArgumentParser):
 
 def number(text: str) -> Any:
     """A value of K=V as TOML would read it, else the text itself."""
-    import tomllib
+    from maxinforl.files import FileProblem, NestedTooDeep, parse_toml
 
     try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        table = parse_toml(f"x = {text}".encode(errors="replace"))
+        return table["x"] if len(table) == 1 else text
+    except NestedTooDeep as problem:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}...' {problem}") from None
+    except FileProblem:
         return text
 
 
@@ -94,14 +98,20 @@ def add_env(parser: argparse.ArgumentParser) -> None:
 def seed_range(text: str) -> list[int]:
     """'0-4', '0,2,5' or '3'."""
     try:
-        spans = [part.split("-") for part in text.split(",")]
-        seeds = [s for span in spans for s in range(int(span[0]), int(span[-1]) + 1)]
+        spans = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+        if any(len(span) > 2 for span in spans):
+            raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"--seeds must be a range such as 0-4 or a list such as 0,2,5, not '{text}'"
         ) from None
-    if not seeds:
+    if any(span[0] > span[-1] for span in spans):
         raise argparse.ArgumentTypeError(f"--seeds {text} names no seed: write the smaller number first")
+    if sum(span[-1] + 1 - span[0] for span in spans) > MOST_SEEDS:
+        raise argparse.ArgumentTypeError(f"--seeds {text} names more than {MOST_SEEDS} seeds: name fewer")
+    seeds = [seed for span in spans for seed in range(span[0], span[-1] + 1)]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"--seeds {text} names a seed twice: leave one out")
     return seeds
 
 
@@ -350,9 +360,9 @@ def resume(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
-    from maxinforl.settings import check_count
+    from maxinforl.settings import MOST_EPISODES, check_count
 
-    check_count("--episodes", args.episodes, 1)
+    check_count("--episodes", args.episodes, 1, MOST_EPISODES)
     return terminal.evaluate(Path(args.directory), args.episodes, args.env)
 
 

@@ -31,7 +31,11 @@ class RunFailed(UserError):
 
 def one_line(error: BaseException) -> str:
     """The type and message of an error, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    try:
+        text = str(error)
+    except Exception:  # of an exception's own
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
 
 
 EXTRAS = "environments.md#names"

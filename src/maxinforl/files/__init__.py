@@ -30,6 +30,8 @@ from maxinforl.files.atomic import (
     write_atomic,
 )
 from maxinforl.files.problems import (
+    FileProblem,
+    NestedTooDeep,
     PathLike,
     check_format,
     os_error_message,
@@ -41,6 +43,7 @@ from maxinforl.files.problems import (
 )
 from maxinforl.files.tables import (
     dump_json,
+    parse_toml,
     read_json,
     read_sealed_json,
     read_toml,

@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from jax.lax import stop_gradient
 
-from maxinforl.core.networks import ACTIVATIONS, MLP, apply_gradients, stacked
+from maxinforl.core.networks import ACTIVATIONS, INITIALISERS, MLP, apply_gradients, stacked
 from maxinforl.core.normalizer import Normalizer
 from maxinforl.core.types import Latents, LatentSpec, Metrics
 from maxinforl.errors import BadInput, unknown
@@ -51,6 +51,8 @@ class Ensemble:
             raise BadInput(f"{type(self).__name__} needs hidden layers of at least 1 and a learning rate above 0")
         if self.activation not in ACTIVATIONS:
             raise unknown("activation", self.activation, ACTIVATIONS)
+        if self.init_name not in INITIALISERS:
+            raise unknown("initialiser", self.init_name, INITIALISERS)
 
     @property
     def optimizer(self):

@@ -276,7 +276,10 @@ def evaluations(directory: Path) -> Iterator[tuple[int, float]]:
     path = files.inside(directory, "eval.csv")
     if not path.exists():
         return
-    with files.regular_file(path, LOG_LIMIT, follow=False) as (file, _), open(file, errors="replace", closefd=False) as f:
+    with (
+        files.regular_file(path, LOG_LIMIT, follow=False) as (file, _),
+        open(file, errors="replace", closefd=False) as f,
+    ):
         for line in f:
             with suppress(ValueError):
                 yield evaluated_step(line), float(line.split(",")[3])

@@ -19,7 +19,12 @@ from maxinforl.errors import BadInput
 from maxinforl.files import inside, printable
 
 LOCK = "lock.json"
-WRITTEN_IN = ("", "best", "best/earlier", "videos")  # directories of a run that have temporary files, beside checkpoints
+WRITTEN_IN = (
+    "",
+    "best",
+    "best/earlier",
+    "videos",
+)  # directories of a run that have temporary files, beside checkpoints
 _held: set[int] = set()
 
 
