@@ -23,20 +23,27 @@ MOST_SEEDS = 10_000
 
 
 class Parser(argparse.ArgumentParser):
+    words: Sequence[str] = ()  # what is being parsed
+
     def error(self, message: str) -> NoReturn:
         """One sentence and exit code 2, with the nearest flag where one was misspelt."""
         if message.startswith("unrecognized arguments: "):
             wrong = message.split(": ")[1].split()[0]
-            near = get_close_matches(wrong.split("=")[0], self.flags(), n=1)
+            near = get_close_matches(wrong.split("=")[0], self.flags(), n=1, cutoff=0.7)
             message = f"unknown flag '{wrong}'" + (f": did you mean '{near[0]}'?" if near else "")
         if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
             raise unknown("command", match[1], COMMANDS)
-        raise BadInput(re.sub(r"^argument [^:]*: ", "", message))
+        if match := re.match(r"argument ([^:]*): (.*)", message, re.DOTALL):
+            message = match[2] if match[1].split("/")[0] in match[2] else f"{match[1]}: {match[2]}"
+        raise BadInput(message)
 
     def flags(self) -> list[str]:
-        """Every flag of this parser and of its commands."""
-        commands = [p for a in self._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
-        return [*self._option_string_actions, *(flag for p in commands for flag in p._option_string_actions)]
+        """Every flag of this parser, and of the command that is being parsed."""
+        commands = {
+            k: p for a in self._actions if isinstance(a, argparse._SubParsersAction) for k, p in a.choices.items()
+        }
+        named = next((commands[word] for word in self.words if word in commands), None)
+        return [*self._option_string_actions, *(named._option_string_actions if named else ())]
 
 
 def number(text: str) -> Any:
@@ -243,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return without_jax(error, sys.argv[1:] if argv is None else argv)
     try:
         root = parser()
+        root.words = sys.argv[1:] if argv is None else argv
         args = root.parse_args(argv)
         if args.version:
             import maxinforl

@@ -162,5 +162,8 @@ def override(tree: Any, path: str, value: Any, full: str | None = None) -> Any:
             raise BadInput(f"'{full}' reaches into '{name}', which is a single value")
         return replace(tree, **{name: override(child, rest, value, full)})
     hint = type_hints(type(tree))[name]
-    own = (is_dataclass(value) and not isinstance(value, type)) or callable(value)  # an object of the user's
-    return replace(tree, **{name: value if own else from_plain(value, hint, full)})
+    fresh = value if (is_dataclass(value) and not isinstance(value, type)) or callable(value) else None
+    if fresh is None:  # not an object of the user's
+        fresh = from_plain(value, hint, full)
+        _check_family(next(f for f in fields(tree) if f.name == name), hint, fresh, full.rpartition(".")[0], {})
+    return replace(tree, **{name: fresh})

@@ -154,6 +154,8 @@ class Settings:
                 check_count(flag(f.name), value, least, f.metadata.get("most"))
             if f.name in PAIRS:
                 check_pairs(f.name, value)
+            if value == "":
+                raise BadInput(f"{flag(f.name)} is empty: give a name, or leave it out")
             if "choices" in f.metadata and value not in f.metadata["choices"]:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
             if f.metadata.get("positive") and value is not None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from maxinforl import files
 from maxinforl.agent import Agent, load
 from maxinforl.envs import check_name, make_pool
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, RunFailed
 from maxinforl.experiments.log_files import collect_problems, read_table
 from maxinforl.settings import Settings, env_options, resolve, title
 from maxinforl.spaces import read_spaces
@@ -51,6 +51,8 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     check_outputs(settings, out)
     runs_compiled(settings, settings.env)
     check_memory(settings, settings.steps, first.spaces, len(runs), first.shapes())
+    if settings.env_arg:
+        try_out(settings, first)
     if overwrite and out.exists():
         clear(out)
     together = [s.seed for s, _ in runs] if len(runs) > 1 else []
@@ -59,15 +61,27 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     return carry_on([directory for _, directory in runs], settings.env)
 
 
+def try_out(settings: Settings, agent: Agent) -> None:
+    """One step of an environment of its own, so that arguments it cannot work with are found before anything is
+    written."""
+    pool = None
+    try:
+        pool = make_pool(settings.env, **env_options(settings))
+        pool.reset()
+        pool.step(np.zeros((1, *agent.action_space.shape), np.float32))
+    except RunFailed as error:
+        raise BadInput(str(error)) from error
+    finally:
+        if pool is not None:
+            pool.close()
+
+
 def replay_of(given: dict[str, Any]) -> int:
     """Bytes of the replay that a run with these settings would take; its environment makes a step, as a check."""
     settings, strategy = resolve(Settings(**given))
     agent = Agent(settings, strategy, settings.env)
     agent.check()
-    pool = make_pool(settings.env, **env_options(settings))
-    pool.reset()
-    pool.step(np.zeros((1, *agent.action_space.shape), np.float32))
-    pool.close()
+    try_out(settings, agent)
     return replay_bytes(settings, settings.steps, agent.spaces)
 
 

@@ -52,6 +52,10 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     with files.reading(out):
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {files.printable(out)} is a file: name a directory")
+        if above := next((p for p in out.parents if p.exists() and not p.is_dir()), None):
+            raise BadInput(
+                f"--out {files.printable(out)} lies below a file, {files.printable(above)}: name a directory"
+            )
         if not out.exists() or holds_nothing(out):
             return
         own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
