@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from maxinforl.cli_docs import add_examples
-from maxinforl.errors import BadInput, RunFailed, one_line, unknown
+from maxinforl.errors import BadInput, RunFailed, one_line, plain, unknown
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 TRAINING = ("train", "resume")
@@ -466,7 +466,7 @@ def inspect(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl.experiments.inspection import inspect
 
-    print(inspect(Path(args.directory)))
+    print(plain(inspect(Path(args.directory)), keep="\n"))
     return DONE
 
 

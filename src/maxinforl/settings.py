@@ -25,7 +25,8 @@ def option(default: Any, text: str, **known: Any) -> Any:
         default: the value where none is given; None where presets decide.
         text: what `--help` and the reference say.
         known: `least`, `most` and `positive` bound a number, `choices` a name. On resume `fixed` may not change, `free`
-            changes without `--override`, and a change of `learning` is reported because it changes what is learned.
+            changes without `--override`, and a change of `learning` is reported because it changes what is learned,
+            and one of `told` because it changes what the run does.
             `silent` does not change the numbers of a run, `implied` shows in other settings or in the agent, `logged`
             changes what is measured but not what is learned. Reports label runs by what differs but those and
             `unlabelled`, say where runs that they compare differ in `unlike`, and take `task` as part of the task.
@@ -55,7 +56,7 @@ class Settings:
     env_arg: tuple[tuple[str, Any], ...] = option(
         (), "argument of the environment, K=V; may be repeated", fixed=True, task=True
     )
-    steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
+    steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1, told=True)
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1, fixed=True, pool=True)
     num_envs: int = option(
         1, "environments stepped side by side", least=1, most=16_384, fixed=True, pool=True, unlike=True
@@ -98,17 +99,25 @@ class Settings:
         fixed=True,
         unlabelled=True,
     )
-    eval_every: int = option(1000, "transitions between evaluations", least=1, most=2**31 - 1, logged=True, unlike=True)
+    eval_every: int = option(
+        1000, "transitions between evaluations", least=1, most=2**31 - 1, logged=True, unlike=True, told=True
+    )
     eval_episodes: int = option(
-        5, "episodes per evaluation; 0 turns evaluation off", least=0, most=MOST_EPISODES, logged=True, unlike=True
+        5,
+        "episodes per evaluation; 0 turns evaluation off",
+        least=0,
+        most=MOST_EPISODES,
+        logged=True,
+        unlike=True,
+        told=True,
     )
     eval_limit: int | None = option(
         None,
         "most steps of an evaluation episode (default: what the environment allows, or 100 000 if it sets no limit)",
-        least=1, most=2**31 - 1, logged=True, unlike=True,
+        least=1, most=2**31 - 1, logged=True, unlike=True, told=True,
     )  # fmt: skip
     stop_at: float | None = option(
-        None, "end the run at an evaluation whose mean return is at least this", unlabelled=True
+        None, "end the run at an evaluation whose mean return is at least this", unlabelled=True, told=True
     )
     log_every: int = option(500, "transitions between log lines", least=1, most=2**31 - 1, silent=True)
     save_every: int = option(5000, "transitions between checkpoints", least=1, most=2**31 - 1, silent=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from rich.text import Text
 from maxinforl import files
 from maxinforl.agent import Agent, load
 from maxinforl.envs import check_name, make_pool
-from maxinforl.errors import BadInput, RunFailed
+from maxinforl.errors import BadInput, RunFailed, plain
 from maxinforl.experiments.log_files import collect_problems, read_table
 from maxinforl.settings import Settings, env_options, resolve, title
 from maxinforl.spaces import read_spaces
@@ -30,12 +32,25 @@ from maxinforl.training.progress import Progress
 from maxinforl.training.session import OWN_ENVIRONMENT, Saved, Session, check_outputs, read_saved
 from maxinforl.training.trainer import SeedView, check_memory, replay_bytes
 
-console = Console()
+
+class TerminalConsole(Console):
+    """A console that outlives its reader: after `train | head -1` a run goes on to its end without output."""
+
+    def on_broken_pipe(self) -> None:
+        if not self.quiet:
+            print("maxinforl: nobody reads the output any more: the run goes on without it", file=sys.stderr)
+        self.quiet = True
+        with suppress(OSError, ValueError):  # what is still buffered goes nowhere, also at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = TerminalConsole()
 COLUMNS = ("step", "env_step", "mean_return", "std_return", "mean_length")
 
 
 def say(text: str | Text, style: str | None = None) -> None:
-    """A line that is not broken where no terminal asks for it, with names as they are."""
+    """A line that is not broken where no terminal asks for it, with names as they are but for control characters."""
+    text = plain(text, keep="\n") if isinstance(text, str) else text
     console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -147,7 +162,7 @@ def describe(saved: Saved) -> None:
     which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = saved.directories[0] if alone else saved.directories[0].parent
     rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
-    say(Text.assemble((title(s), "bold"), " on ", (s.env, "bold"), rest))
+    say(Text.assemble((plain(title(s)), "bold"), " on ", (plain(s.env), "bold"), plain(rest)))
 
 
 def show(seed: SeedView, directory: Path) -> None:

@@ -5,6 +5,7 @@ is unpickled. A worker ends with its parent, however that dies, and ignores sign
 """
 
 import atexit
+import math
 import os
 import signal
 import sys
@@ -98,7 +99,7 @@ class Worker(gym.Env):
 
     def _receive(self, timeout: float) -> Any:
         try:
-            if not self._pipe.poll(timeout):
+            if not self._answers(timeout):
                 self._kill()
                 raise RunFailed(f"its process did not answer within {timeout:g} s")
             problem, value = self._pipe.recv()
@@ -107,6 +108,11 @@ class Worker(gym.Env):
         if problem is not None:
             raise problem(value)
         return value
+
+    def _answers(self, timeout: float) -> bool:
+        """Whether there is an answer in time, counted in ticks: a suspended process sees one pass, however long."""
+        tick = min(1.0, timeout / 4)
+        return any(self._pipe.poll(tick) for _ in range(math.ceil(timeout / tick)))
 
     def _end(self) -> str:
         if self._pipe.closed:

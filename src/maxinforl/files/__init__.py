@@ -23,6 +23,7 @@ from maxinforl.files.atomic import (
     is_temporary,
     log_checksum,
     make_directory,
+    opened,
     remove,
     sync,
     sync_directory,
