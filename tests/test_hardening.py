@@ -1,7 +1,11 @@
 """What an attack on the library found, each as a test: wrong or lost data, hangs, tracebacks, too much memory."""
 
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -315,7 +319,6 @@ def test_an_environment_that_changes_the_directory_does_not_move_the_run(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["removed", "renamed", "emptied"])
 def test_a_run_whose_directory_goes_away_ends_with_a_sentence(tmp_path, how):
-    import shutil
 
     out, other = tmp_path / "run", tmp_path / "other"
 
@@ -369,3 +372,366 @@ def test_a_worker_whose_environment_cannot_be_closed_prints_nothing(env, capfd):
     assert "Traceback" not in capfd.readouterr().err
     with pytest.raises(ValueError, match="closed"):
         process.is_alive()
+
+
+# ------------------------------------------------------------ 11 and 12: what files may claim
+
+
+ODD = {
+    'kind = "ActorCritic"': ['kind = "InfoGain"', 'kind = "Tuned"', "kind = 3"],
+    "lr = 0.0003": ["lr = {x = 1}", 'lr = {kind = "Tuned"}', "lr = [1]", 'lr = "fast"'],
+    "critics = 2": ["critics = {x = 1}", "critics = 1000000", "critics = 2.5"],
+    "hidden = [\n    8,\n    8,\n]": ["hidden = 8", f"hidden = {[8] * 4000}", "hidden = [[8]]", "hidden = [8000000]"],
+    'kind = "States"': ['kind = "Tuned"', 'kind = "Plain"'],
+    "nstep = 1": ["nstep = 100000000"],
+    "num_envs = 1": ["num_envs = 1000000", "num_envs = {x = 1}"],
+    "eval_episodes = 1": ["eval_episodes = 10000000", "eval_episodes = {x = 1}"],
+    "batch_size = 8": ["batch_size = 1000000000000", "batch_size = [8]"],
+}
+
+
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old in ODD for new in ODD[old]], ids=lambda text: text[:40])
+@pytest.mark.parametrize("command", ["resume", "eval", "inspect", "export"])
+def test_a_configuration_of_the_wrong_kind_is_one_sentence(tmp_path, finished, capsys, command, old, new):
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    text = (run / "config.toml").read_text()
+    assert old in text
+    (run / "config.toml").write_text(text.replace(old, new, 1))
+    began = time.process_time()
+    if (code := cli.main([command, str(run)])) == 0:  # inspect goes on without an agent
+        assert command == "inspect" and "Traceback" not in capsys.readouterr().err
+    else:
+        said_once(capsys, "", 2, code)
+    assert time.process_time() - began < 5
+
+
+def test_a_sweep_goes_on_beside_a_configuration_of_the_wrong_kind(tmp_path, finished):
+    from maxinforl.experiments.suite_runs import FinishedRuns
+
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    text = (finished / "config.toml").read_text()
+    (bad / "config.toml").write_text(text.replace("lr = 0.0003", "lr = {x = 1}", 1))
+    problems: list[str] = []
+    library = FinishedRuns([tmp_path, finished.parent], problems)
+    assert [p for found in library.found.values() for p in found] == [finished.resolve()]
+    assert len(problems) == 1 and "kind" in problems[0]
+
+
+def test_a_replay_larger_than_the_run_allows_is_refused(tmp_path, finished, capsys):
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    manifest = run / "checkpoints/step-000000020/manifest.json"
+    value = files.read_sealed_json(manifest)
+    value["replay"]["capacity"] = 10**8
+    files.write_sealed_json(manifest, json.loads(json.dumps(value)))
+    text = (run / "config.toml").read_text().replace("steps = 20", "steps = 40")
+    (run / "config.toml").write_text(text)
+    capsys.readouterr()
+    assert cli.main(["resume", str(run)]) == 2
+    assert "its replay has 100000000 rows where the run allows" in capsys.readouterr().err
+
+
+def peak(function) -> int:
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_logs_take_no_more_memory_than_a_few_times_their_size(tmp_path):
+    from maxinforl.experiments.log_files import read_metrics, read_table
+
+    metrics, evals = tmp_path / "metrics.jsonl", tmp_path / "eval.csv"
+    metrics.write_text("".join(f'{{"step":{i},"m{i % 500}":1}}\n' for i in range(40_000)))
+    evals.write_text("step,mean_return\n" + "".join(f"{i},1\n" for i in range(80_000)))
+    for path, read in ((metrics, lambda: read_metrics(metrics, [], None)), (evals, lambda: read_table(evals, []))):
+        assert peak(read) < 8 * path.stat().st_size + 16 * files.MiB
+    series, last = read_metrics(metrics, [], None)
+    assert last == 39_999 and len(series) == 500 and series["m3"].step[:2].tolist() == [3, 503]
+    assert len(read_table(evals, [])["step"]) == 80_000
+
+
+def test_a_line_without_an_end_is_left_out(tmp_path):
+    from maxinforl.experiments.log_files import read_metrics
+
+    path, problems = tmp_path / "metrics.jsonl", []
+    path.write_text('{"step": 1, "a": 2.0}\n' + '{"step": 2, "a": ' + "1" * (2 * files.MiB) + "}\n")
+    series, _ = read_metrics(path, problems, None)
+    assert series["a"].value.tolist() == [2.0] and "left out a line" in problems[0] and "line 2" in problems[0]
+
+
+def test_an_archive_takes_its_own_size_once(tmp_path):
+    path = tmp_path / "states.npz"
+    np.savez(path, step=np.zeros(10), obs=np.zeros((4_000_000,)))
+    assert peak(lambda: files.read_npz(path, ("obs",))) < 1.2 * path.stat().st_size
+
+
+# ------------------------------------------------------------ 13: suspended workers
+
+
+@pytest.mark.slow
+def test_a_run_and_its_workers_that_were_suspended_have_not_hung():
+    from test_faults import Halves
+
+    pool = maxinforl.envs.make_pool(Halves("exception", lane=9), num_envs=1, workers=True, env_timeout=2.0)
+    try:
+        pool.reset()
+        worker = pool.envs[0]
+        polls = []
+        poll = worker._pipe.poll
+
+        class Suspended:  # the clock goes on while nothing runs, within one call
+            def poll(self, timeout):
+                polls.append(timeout)
+                return False if len(polls) == 1 else poll(timeout)
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+        real, worker._pipe = worker._pipe, Suspended()
+        pool.step(np.zeros((1, 1), np.float32))
+        assert len(polls) >= 2 and max(polls) <= 1.0
+    finally:
+        pool.close()
+
+
+# ------------------------------------------------------------ 14: two sweeps at once
+
+
+def test_a_run_that_another_sweep_began_first_is_waited_for(tmp_path, monkeypatch):
+
+    from maxinforl.experiments import launch
+
+    out = tmp_path / "run"
+    out.mkdir()
+    code = f"import pathlib, sys; sys.exit(0 if pathlib.Path({str(out / 'done')!r}).exists() else 2)"
+    job = launch.Job("one", (sys.executable, "-c", code), out, tmp_path / "logs/one.log")
+    launcher, ends = launch.Local(1), []
+    launcher.submit(job)
+    launcher.poll()
+    (out / "config.toml").touch()  # meanwhile the other one began
+    busy = [True] * 3
+    monkeypatch.setattr(launch, "in_use", lambda _: bool(busy) and busy.pop())
+    deadline = time.monotonic() + 30
+    while not ends and time.monotonic() < deadline:
+        if not busy:
+            (out / "done").touch()
+        ends += launcher.poll()
+        time.sleep(0.05)
+    assert [done.code for done in ends] == [0]
+
+
+# ------------------------------------------------------------ 16: tracebacks
+
+
+def test_a_report_of_runs_beyond_each_others_end(tmp_path, capsys):
+    from test_report import write_run
+
+    write_run(tmp_path / "runs/a", "sac", upto=3)
+    write_run(tmp_path / "runs/b", "maxinfo-sac")
+    path = tmp_path / "runs/b/eval.csv"
+    head, *rows = path.read_text().splitlines()
+    late = [",".join([str(10_000_000 + i), str(10_000_000 + i), *row.split(",")[2:]]) for i, row in enumerate(rows)]
+    path.write_text("\n".join([head, *late]) + "\n")
+    assert cli.main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
+
+
+def test_an_environment_that_comes_back_with_another_shape_ends_the_evaluation_with_a_sentence():
+    from maxinforl.training.evaluate import Evaluator
+
+    class Wider(Line):
+        observation_space = gym.spaces.Box(-10, 10, (3,), np.float32)
+
+        def observe(self):
+            return np.zeros(3, np.float32)
+
+    class Breaks(Line):
+        def step(self, action):
+            raise OSError("lost")
+
+    make_env = maxinforl.envs.make
+    evaluator = Evaluator([make_env(Breaks())], 0, makers=[lambda: make_env(Wider())])
+    evaluator.report_fault = lambda sentence: None
+    with pytest.raises(RunFailed, match="other observations or actions"):
+        evaluator(lambda obs: np.zeros((1, 1), np.float32), 0)
+
+
+def test_an_exception_that_cannot_be_printed_is_named():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no")
+
+    class Breaks(Line):
+        def step(self, action):
+            raise Mute
+
+    pool = maxinforl.envs.make_pool(Breaks())
+    pool.reset()
+    with pytest.raises(RunFailed, match="raised Mute"):
+        pool.step(np.zeros((1, 1), np.float32))
+
+
+# ------------------------------------------------------------ 17: silent changes
+
+
+@pytest.mark.slow
+def test_steps_that_were_edited_in_a_configuration_are_told(tmp_path, finished, capsys):
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    text = (run / "config.toml").read_text()
+    edited = text.replace("steps = 20", "steps = 30").replace("eval_episodes = 1", "eval_episodes = 2")
+    (run / "config.toml").write_text(edited)
+    assert cli.main(["resume", str(run)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--eval-episodes 1 and not 2" in said and "--steps 20 and not 30" in said
+
+
+# ------------------------------------------------------------ 18: terminals and links
+
+
+def test_what_files_say_does_not_act_on_a_terminal(tmp_path, finished, capsys, monkeypatch):
+
+    from maxinforl import terminal
+    from maxinforl.errors import plain
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    text = (run / "config.toml").read_text().replace('"Pendulum-v1"', r'"Pendulum\u001b[2J-v1"')
+    (run / "config.toml").write_text(text)
+    for command in (["resume", str(run)], ["eval", str(run)], ["inspect", str(run)]):
+        cli.main(command)
+        said = capsys.readouterr()
+        assert "\x1b[2J" not in said.out + said.err
+    terminal.say("a\x1b[2Jb\x07")
+    assert capsys.readouterr().out == "a\\x1b[2Jb\\x07\n"
+    assert plain("a\nb\tc", keep="\n") == "a\nb\\tc"
+
+
+def test_a_link_above_a_seed_is_not_followed(tmp_path, finished):
+    from maxinforl.experiments.read_runs import read_run_logs
+
+    seed = tmp_path / "runs/seed-0"
+    seed.mkdir(parents=True)
+    (seed / "eval.csv").write_bytes((finished / "eval.csv").read_bytes())
+    (tmp_path / "runs/config.toml").symlink_to(finished / "config.toml")
+    with pytest.raises(BadInput, match="symbolic link"):
+        read_run_logs(seed)
+
+
+def test_a_link_in_place_of_checkpoints_or_of_a_log_is_not_written_through(tmp_path):
+
+    from maxinforl.experiments import launch
+
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    store = CheckpointStore(tmp_path / "run/checkpoints")
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="symbolic link"), store:
+        store.save(1, {"weight": np.ones(3)}, None, {})
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "one.log").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(RunFailed, match="symbolic link"):
+        launch.start(launch.Job("one", (sys.executable, "-c", "print(3)"), tmp_path, tmp_path / "one.log"))
+    assert list((tmp_path / "elsewhere").iterdir()) == [] and (tmp_path / "mine.txt").read_text() == "mine"
+
+
+# ------------------------------------------------------------ 19: a reader that goes away
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path):
+
+    out = tmp_path / "run"
+    small = ["--algo", "sac", "--env", "Pendulum-v1", "--steps", "40", "--learning-starts", "100", *TINY]
+    command = [sys.executable, "-m", "maxinforl", "train", *small, "--eval-every", "5", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(120) == 0
+    assert "nobody reads the output" in process.stderr.read()
+    assert CheckpointStore(out / "checkpoints").steps() == [40]
+
+
+# ------------------------------------------------------------ 20: exported policies
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory, finished) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "numpy"
+    assert cli.main(["export", str(finished), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize(
+    "seals",
+    [{}, {"/dev/zero": ""}, {"../x": ""}, {"weights.npz": "0"}, [], 3, None, {"weights.npz": 3, "policy.py": 3}],
+    ids=str,
+)
+def test_a_bundle_that_was_changed_is_refused_with_a_value_error(tmp_path, bundle, seals):
+
+    from maxinforl.deploy.runner import Policy, checksum
+
+    copy = tmp_path / "numpy"
+    shutil.copytree(bundle, copy)
+    Policy(copy)
+    contract = json.loads((copy / "contract.json").read_text())
+    contract["sha256"] = contract["sha256"] | seals if isinstance(seals, dict) and len(seals) == 1 else seals
+    contract.pop("checksum")
+    (copy / "contract.json").write_text(json.dumps(contract | {"checksum": checksum(contract)}))
+    assert isinstance(in_time(lambda: Policy(copy)), ValueError)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "null", '{"format": 1}', "[" * 100_000])
+def test_a_contract_that_is_none_is_refused_with_a_value_error(tmp_path, bundle, text):
+    from maxinforl.deploy.runner import Policy
+
+    copy = tmp_path / "numpy"
+    shutil.copytree(bundle, copy)
+    (copy / "contract.json").write_text(text)
+    with pytest.raises(ValueError):
+        Policy(copy)
+
+
+# ------------------------------------------------------------ 21: rewards of one element
+
+
+@pytest.mark.parametrize(
+    "reward", [np.array([1.5]), np.array([[1.5]]), np.array(1.5), [1.5], (1.5,), np.float32(1.5)], ids=repr
+)
+@pytest.mark.filterwarnings("error")
+def test_a_reward_may_be_an_array_of_one_number(reward):
+    from maxinforl.envs.wrapper import number
+
+    assert number(reward) == 1.5
+
+
+@pytest.mark.parametrize(
+    "reward", [np.array([1, 2]), np.array([]), [], [1, 2], None, "much", np.array(["a"]), [[1, 2]], {}], ids=repr
+)
+def test_what_is_no_number_is_no_reward(reward):
+    from maxinforl.envs.wrapper import number
+
+    with pytest.raises(RunFailed, match="not a number"):
+        number(reward)
+
+
+# ------------------------------------------------------------ 22: a replay shorter than an episode
+
+
+def test_a_replay_shorter_than_an_episode_is_told_at_the_start(tmp_path):
+    gym.register("Long-v0", Endless, max_episode_steps=500)
+    agent = make("Long-v0", capacity=100, learning_starts=1000, eval_episodes=0, steps=600)
+    with pytest.warns(
+        UserWarning, match=r"an episode may have 500 steps, and the replay keeps 108 .* raise --capacity"
+    ):
+        agent.learn(600, out=tmp_path / "run", callback=lambda run, metrics: False)

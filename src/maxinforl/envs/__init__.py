@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from maxinforl.envs.fault import EnvCaller, Fault, Watchdog, close_quietly
+from maxinforl.envs.fault import EnvCaller, Fault, Watchdog, close_quietly, most_steps
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
@@ -35,6 +35,7 @@ __all__ = [
     "make",
     "make_lanes",
     "make_pool",
+    "most_steps",
 ]
 
 EnvArgs = Mapping[str, Any] | Iterable[tuple[str, Any]]

@@ -72,6 +72,12 @@ class EnvCaller:
         raise NotImplementedError
 
 
+def most_steps(env: Any) -> int | None:
+    """Base steps after which an environment ends an episode, where it says so."""
+    told = getattr(env, "most_steps", None)  # by a worker
+    return told if isinstance(told, int) else getattr(getattr(env, "spec", None), "max_episode_steps", None)
+
+
 def close_quietly(env: Any) -> None:
     """Closes an environment that is not needed any more; one that fails to is left as it is."""
     with suppress(Exception, SystemExit):

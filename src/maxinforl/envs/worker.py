@@ -22,7 +22,7 @@ from weakref import WeakSet
 import gymnasium as gym
 import numpy as np
 
-from maxinforl.envs.fault import close_quietly
+from maxinforl.envs.fault import close_quietly, most_steps
 from maxinforl.errors import BadInput, RunFailed, one_line
 
 START = 120.0  # seconds more than usual that a worker may take to import and build its environment
@@ -62,7 +62,8 @@ class Worker(gym.Env):
     def wait_ready(self) -> "Worker":
         """Waits until the environment is built, and stores its spaces and name."""
         try:
-            self.observation_space, self.action_space, self.name = self._receive(self.timeout + START)
+            facts = self._receive(self.timeout + START)
+            self.observation_space, self.action_space, self.name, self.most_steps = facts
         except BadInput as error:
             raise BadInput(
                 f"{error} (in a worker, which only knows what it can import: name your own environment module:Name)"
@@ -152,9 +153,9 @@ class WorkerServer:
     def __init__(self, build: Callable[[], Any]):
         self.build = build
 
-    def wait_ready(self, _: None) -> tuple[Any, Any, str]:
+    def wait_ready(self, _: None) -> tuple[Any, Any, str, int | None]:
         self.env = self.build()
-        return self.env.observation_space, self.env.action_space, self.env.name
+        return self.env.observation_space, self.env.action_space, self.env.name, most_steps(self.env)
 
     def reset(self, seed: int | None) -> tuple[Any, dict]:
         return self.env.reset(seed=seed)[0], {}

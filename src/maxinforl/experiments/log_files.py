@@ -23,7 +23,7 @@ from maxinforl.files import MiB, printable, read_npz, reading
 
 TEXT_LIMIT = 64 * MiB
 STATES_LIMIT = 256 * MiB
-LINE_LIMIT = BATCH = 1 * MiB  # a longer line is left out; so many bytes of lines are parsed at once
+LINE_LIMIT, BATCH = 1 * MiB, MiB // 4  # a longer line is left out; so many bytes of lines are parsed at once
 MAX_METRICS = 1000  # per run
 MAX_STEP = 1e15
 
@@ -107,10 +107,10 @@ class _SparseTable:
     def add(self, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
         if (count := len(self.parts.keys() | set(names))) > MAX_METRICS:
             raise BadInput(f"{printable(self.path)} has {count} metrics where at most {MAX_METRICS} are allowed")
-        for name in names:
-            column = _column([row.get(name) for row in rows])
-            there = np.flatnonzero(np.isfinite(column))
-            self.parts.setdefault(name, []).append((there + len(self.steps), column[there]))
+        for name, (where, values) in _entries(rows, names).items():
+            column = _column(values)
+            there = np.isfinite(column)
+            self.parts.setdefault(name, []).append((np.asarray(where)[there] + len(self.steps), column[there]))
         self.steps = np.append(self.steps, _column([row["step"] for row in rows]))
         self.env_steps = np.append(self.env_steps, _column([row.get("env_step", row["step"]) for row in rows]))
 
@@ -129,6 +129,18 @@ class _SparseTable:
             if len(where):
                 found[name] = Series(steps if whole else steps[where], env_steps if whole else env_steps[where], value)
         return found
+
+
+def _entries(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, tuple[Sequence[int], list[Any]]]:
+    """By name the rows that have an entry, and the entries: in time that grows with their number."""
+    if rows and all(row.keys() == rows[0].keys() for row in rows):
+        return {name: (range(len(rows)), [row[name] for row in rows]) for name in names}
+    found: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in names}
+    for i, row in enumerate(rows):
+        for name in row.keys() & found.keys():
+            found[name][0].append(i)
+            found[name][1].append(row[name])
+    return dict(found)
 
 
 def _last_of_each(steps: FloatArray) -> np.ndarray:

@@ -65,8 +65,7 @@ def make_evaluator(settings: Settings, env: Any, spaces: Spaces, eval_env: Any =
 
 def episode_limit(env: gym.Env, asked: int | None = None) -> int | None:
     """Steps after which an evaluation cuts an episode; None where the environment limits them itself."""
-    own = getattr(getattr(env, "spec", None), "max_episode_steps", None)
-    return asked if asked is not None or own else MOST_STEPS
+    return asked if asked is not None or envs.most_steps(env) else MOST_STEPS
 
 
 def can_be_made(env: Any) -> bool:

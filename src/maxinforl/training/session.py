@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
 from maxinforl.training.nonfinite import NotFinite
 from maxinforl.training.progress import Progress
 from maxinforl.training.store import Checkpoint, CheckpointStore
-from maxinforl.training.trainer import SeedView, Trainer, check_memory
+from maxinforl.training.trainer import SeedView, Trainer, check_memory, short_replay
 
 OWN_ENVIRONMENT = "your-own.md#your-own-environment"
 Report = Callable[[str], None]
@@ -311,6 +312,10 @@ class Session:
         callers = [*self.trainer.pools, *(run.evaluator for run in self.runs if run.evaluator is not None)]
         for caller in [] if self.progress.quiet else callers:
             caller.report_fault = lambda sentence: self.progress.say(escape(sentence))
+
+        lanes = getattr(self.trainer.pools[0], "envs", ()) if self.trainer.pools and all(directories) else ()
+        if lanes and (sentence := short_replay(settings, lanes[0])):
+            warnings.warn(sentence, stacklevel=4) if self.progress.quiet else self.progress.say(escape(sentence))
 
     def _reached(self, directory: Path, threshold: float) -> bool:
         return reached(directory, threshold, self.trainer.step)
