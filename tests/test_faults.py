@@ -399,3 +399,172 @@ def test_an_evaluation_plays_the_episode_again_in_an_environment_made_anew():
         Evaluator([m() for m in stubborn], 0, makers=stubborn)(act, 0)
     with pytest.raises(RunFailed, match="simulator lost"):
         Evaluator([m() for m in stubborn], 0)(act, 0)
+
+
+# ------------------------------------------------------------------ every way to be broken, as a table
+
+
+class Odd(gym.Env):
+    """Four steps an episode, but for what it is told to do otherwise; `odd` replaces methods and spaces."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, **odd):
+        self.t, self.returns = 0, {}
+        for name, value in odd.items():
+            if name in ("obs", "reward", "terminated", "truncated", "info", "result", "first"):
+                self.returns[name] = value
+            else:
+                setattr(self, name, value)
+
+    def value(self, name, usual):
+        given = self.returns.get(name, usual)
+        return given() if callable(given) else given
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.value("first", (np.zeros(2, np.float32), {}))
+
+    def step(self, action):
+        self.t += 1
+        obs = self.value("obs", np.zeros(2, np.float32))
+        ended = self.value("terminated", False), self.value("truncated", self.t >= 4)
+        return self.value("result", (obs, self.value("reward", 0.0), *ended, self.value("info", {})))
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError
+
+
+class Unclear:
+    def __bool__(self):
+        raise TypeError("neither true nor false")
+
+
+def raising(error):
+    def raises(*_, **__):
+        raise error
+
+    return raises
+
+
+def deep():
+    return deep()
+
+
+BOX = spaces.Box
+ROUND = lambda shape: BOX(-1, 1, shape, np.float32)
+REFUSED = {  # before the first step: what it is, and what is said
+    "no environment at all": (lambda: 3, "expected a gymnasium.Env"),
+    "None in its place": (lambda: None, "expected a gymnasium.Env"),
+    "its class and not an instance": (lambda: Odd, "expected a gymnasium.Env"),
+    "discrete actions": (lambda: Odd(action_space=spaces.Discrete(3)), "continuous actions"),
+    "actions in several parts": (lambda: Odd(action_space=spaces.Dict(a=ROUND((1,)))), "continuous actions"),
+    "whole numbers as actions": (lambda: Odd(action_space=BOX(0, 5, (1,), np.int32)), "continuous actions"),
+    "actions without bounds": (lambda: Odd(action_space=BOX(-np.inf, np.inf, (1,))), "has no bounds"),
+    "actions bounded on one side": (lambda: Odd(action_space=BOX(0, np.inf, (1,))), "has no bounds"),
+    "a text as observation": (lambda: Odd(observation_space=spaces.Text(5)), "cannot be flattened"),
+    "a sequence as observation": (lambda: Odd(observation_space=spaces.Sequence(ROUND((1,)))), "cannot be flattened"),
+    "a graph as observation": (lambda: Odd(observation_space=spaces.Graph(ROUND((1,)), None)), "cannot be flattened"),
+    "a float image": (lambda: Odd(observation_space=ROUND((8, 8, 3))), "must be uint8"),
+    "channels first": (lambda: Odd(observation_space=BOX(0, 255, (3, 64, 64), np.uint8)), "channels last"),
+    "stacked images": (lambda: Odd(observation_space=BOX(0, 255, (4, 64, 64, 3), np.uint8)), "single HxWxC"),
+    "an image beside a vector": (
+        lambda: Odd(observation_space=spaces.Dict(a=BOX(0, 255, (8, 8, 3), np.uint8), b=ROUND((2,)))),
+        "mixes an image",
+    ),
+    "reset returns the observation alone": (lambda: Odd(first=np.zeros(2, np.float32)), "reset"),
+    "reset returns nothing": (lambda: Odd(first=lambda: None), "reset"),
+    "reset raises": (lambda: Odd(reset=raising(OSError("no licence"))), "raised OSError: no licence"),
+    "reset leaves": (lambda: Odd(reset=raising(SystemExit(3))), "raised SystemExit: 3"),
+    "reset takes no seed": (lambda: Odd(reset=lambda: (np.zeros(2), {})), "raised TypeError"),
+    "reset observes NaN": (lambda: Odd(first=(np.array([np.nan, 0], np.float32), {})), "observation is nan at entry 0"),
+    "reset observes another shape": (lambda: Odd(first=(np.zeros(3, np.float32), {})), r"shape \(3,\)"),
+    "reset observes None": (lambda: Odd(first=(None, {})), "observation has"),
+    "its constructor raises": (raising(RuntimeError("no display")), "no display"),
+}
+STEPS = {  # at a step
+    "an exception": ({"result": raising(ValueError("bad"))}, "raised ValueError: bad"),
+    "an assertion": ({"result": raising(AssertionError())}, "raised AssertionError"),
+    "an exception over several lines": ({"result": raising(ValueError("a\nb\n\nc"))}, "raised ValueError: a b c"),
+    "an exception that cannot be printed": ({"result": raising(Unprintable())}, "raised Unprintable"),
+    "a generator that is over": ({"result": raising(StopIteration())}, "raised StopIteration"),
+    "no memory": ({"result": raising(MemoryError("gone"))}, "raised MemoryError"),
+    "endless recursion": ({"result": deep}, "raised RecursionError"),
+    "leaving the process": ({"result": raising(SystemExit("bye"))}, "raised SystemExit: bye"),
+    "the four values of old Gym": ({"result": (np.zeros(2, np.float32), 0.0, False, {})}, "raised ValueError"),
+    "nothing": ({"result": lambda: None}, "raised TypeError"),
+    "a reward that is NaN": ({"reward": np.nan}, "reward is nan"),
+    "a reward without bounds": ({"reward": -np.inf}, "reward is -inf"),
+    "a reward beyond float32": ({"reward": 1e39}, "more than float32 holds"),
+    "a reward that is None": ({"reward": lambda: None}, "not a number"),
+    "a reward of two numbers": ({"reward": np.zeros(2)}, "not a number"),
+    "a reward that is empty": ({"reward": np.zeros(0)}, "not a number"),
+    "a reward that is text": ({"reward": "much"}, "not a number"),
+    "a reward that is complex": ({"reward": 1j}, "not a number"),
+    "an end that is neither true nor false": ({"terminated": Unclear}, "neither true nor false"),
+    "an end that is an array": ({"terminated": np.array([True, False])}, "raised ValueError"),
+    "an observation that is NaN": ({"obs": np.full(2, np.nan, np.float32)}, "observation is nan"),
+    "an observation without bounds": ({"obs": np.array([0, np.inf], np.float32)}, "observation is inf at entry 1"),
+    "an observation beyond float32": ({"obs": np.array([0, -1e39])}, "observation is -inf at entry 1"),
+    "an observation of another shape": ({"obs": np.zeros((1, 2), np.float32)}, r"shape \(1, 2\)"),
+    "an observation that is empty": ({"obs": np.zeros(0, np.float32)}, r"shape \(0,\)"),
+    "an observation that is a number": ({"obs": 0.5}, r"shape \(\)"),
+    "an observation that is None": ({"obs": lambda: None}, "observation has"),
+    "an observation of text": ({"obs": np.array(["a", "b"])}, "dtype <U1"),
+    "an observation of objects": ({"obs": np.array([None, {}])}, "dtype object"),
+    "an observation that is complex": ({"obs": np.zeros(2, complex)}, "dtype complex128"),
+    "an observation of ragged lists": ({"obs": [[1], [1, 2]]}, "raised ValueError"),
+}
+ACCEPTED = {  # unusual, but clear
+    "a reward of one element": {"reward": np.array([1.0])},
+    "a reward that is a whole number": {"reward": 1},
+    "a reward that is true": {"reward": True},
+    "an observation of float64": {"obs": np.zeros(2)},
+    "an observation in a list": {"obs": [0.0, 0.0]},
+    "an observation of whole numbers": {"obs": np.zeros(2, np.int64)},
+    "an observation out of its bounds": {"obs": np.full(2, 7, np.float32)},
+    "no information": {"info": lambda: None},
+    "an end by a number": {"truncated": 1},
+    "a close that raises": {"close": raising(OSError("stuck"))},
+}
+
+
+def test_there_are_many_ways_to_be_broken():
+    assert len(REFUSED) + len(STEPS) >= 40
+
+
+def one_sentence(error):
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_begin_is_refused_with_a_sentence(what):
+    build, words = REFUSED[what]
+    with pytest.raises((BadInput, RunFailed, RuntimeError), match=words) as error:
+        make_pool(build, max_faults=5)
+    one_sentence(error)
+
+
+@pytest.mark.parametrize("what", STEPS)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_breaks_at_a_step_is_a_fault_that_is_named_and_survived(what):
+    odd, words = STEPS[what]
+    with pytest.raises(RunFailed, match=words) as error:
+        play(make_pool(lambda: Odd(**odd)), 1)
+    one_sentence(error)
+    made = []  # the first and third environment work, the second breaks
+    pool = make_pool(lambda: made.append(1) or Odd(**(odd if len(made) == 2 else {})), num_envs=2, max_faults=3)
+    _, steps = play(pool, 6)
+    assert pool.faults == 1 and len(pool.told) == 1 and steps[0].valid.tolist() == [True, False]
+    assert all(np.isfinite(step.next_obs).all() and np.isfinite(step.reward).all() for step in steps)
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_is_unusual_but_clear_is_accepted(what):
+    pool = make_pool(lambda: Odd(**ACCEPTED[what]))
+    _, steps = play(pool, 6)
+    pool.close()
+    assert pool.faults == 0 and len(pool.finished) >= 1 and all(step.valid.all() for step in steps)

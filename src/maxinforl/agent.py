@@ -26,7 +26,7 @@ from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
-from maxinforl.settings import Settings, check_count, env_options, read_settings, resolve, title
+from maxinforl.settings import MOST_EPISODES, Settings, check_count, env_options, read_settings, resolve, title
 from maxinforl.spaces import Spaces, read_clock, read_spaces
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
@@ -131,7 +131,7 @@ class Agent:
             10
         """
         steps = whole("steps", self.settings.steps if steps is None else steps)
-        directory = None if out is None else Path(out)
+        directory = None if out is None else Path(out).absolute()  # an environment may change the current one
         begun = self._loaded is not None or self.trainer is not None
         continued = self._continues(directory)
         callbacks = Callbacks(callback)
@@ -150,14 +150,14 @@ class Agent:
                 open_run(
                     directory, settings, self.strategy, self.spaces, named, planned=self.total_steps, continues=begun
                 )
-                self._directory, self._store = directory.absolute(), None
+                self._directory, self._store = directory, None
         with nullcontext() if directory is None else RunLock(directory):
             self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callbacks, begun)
         return self
 
     def _continues(self, directory: Path | None) -> bool:
         """Whether a directory holds the run that the last `learn` of this agent wrote."""
-        if directory is None or self.trainer is None or self._directory != directory.absolute():
+        if directory is None or self.trainer is None or self._directory != directory:
             return False
         return (directory / "config.toml").exists()
 
@@ -224,7 +224,7 @@ class Agent:
         Returns:
             `returns` and `lengths`, an entry for each episode.
         """
-        check_count("episodes", episodes, 1)
+        check_count("episodes", episodes, 1, MOST_EPISODES)
         evaluator = self.make_evaluator(replace(self.settings, eval_episodes=episodes))
         if evaluator is None:
             raise BadInput("evaluation needs an environment that can be made anew: pass eval_env= or a factory")
@@ -244,7 +244,7 @@ class Agent:
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
         if not isinstance(self._env, gym.Env):
-            probe.close()
+            envs.close_quietly(probe)
         return found
 
     @property
@@ -589,7 +589,7 @@ def resume(
     Returns:
         The agent at the end of its run.
     """
-    path = Path(directory)
+    path = Path(directory).absolute()  # an environment may change the current one
     if not (path / "config.toml").exists():
         raise BadInput(f"{path} holds no run: give the directory that learn(out=...) or `train --out` named")
     with RunLock(path):
@@ -614,7 +614,7 @@ def resume(
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)
         options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "end_hung": report_hang}
         with Session.restored(found, report, callbacks=Callbacks(callback), progress=shown, **options) as session:
-            agent.trainer, agent._directory = session.trainer, path.absolute()
+            agent.trainer, agent._directory = session.trainer, path
             agent._store = session.runs[0].store
             if not session.train() and not session.callbacks.stopped_by:
                 warnings.warn(f"learning stopped at step {session.trainer.step} of {settings.steps}", stacklevel=2)

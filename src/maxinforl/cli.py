@@ -15,36 +15,47 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from maxinforl.cli_docs import add_examples
-from maxinforl.errors import BadInput, RunFailed, one_line, unknown
+from maxinforl.errors import BadInput, RunFailed, one_line, plain, unknown
 
 DONE, BAD_INPUT, RUN_FAILED, PREEMPTED = 0, 2, 3, 75
 TRAINING = ("train", "resume")
+MOST_SEEDS = 10_000
 
 
 class Parser(argparse.ArgumentParser):
+    words: Sequence[str] = ()  # what is being parsed
+
     def error(self, message: str) -> NoReturn:
         """One sentence and exit code 2, with the nearest flag where one was misspelt."""
         if message.startswith("unrecognized arguments: "):
             wrong = message.split(": ")[1].split()[0]
-            near = get_close_matches(wrong.split("=")[0], self.flags(), n=1)
+            near = get_close_matches(wrong.split("=")[0], self.flags(), n=1, cutoff=0.7)
             message = f"unknown flag '{wrong}'" + (f": did you mean '{near[0]}'?" if near else "")
         if match := re.match(r"argument COMMAND: invalid choice: '(.*?)'", message):
             raise unknown("command", match[1], COMMANDS)
-        raise BadInput(re.sub(r"^argument [^:]*: ", "", message))
+        if match := re.match(r"argument ([^:]*): (.*)", message, re.DOTALL):
+            message = match[2] if match[1].split("/")[0] in match[2] else f"{match[1]}: {match[2]}"
+        raise BadInput(message)
 
     def flags(self) -> list[str]:
-        """Every flag of this parser and of its commands."""
-        commands = [p for a in self._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
-        return [*self._option_string_actions, *(flag for p in commands for flag in p._option_string_actions)]
+        """Every flag of this parser, and of the command that is being parsed."""
+        commands = {
+            k: p for a in self._actions if isinstance(a, argparse._SubParsersAction) for k, p in a.choices.items()
+        }
+        named = next((commands[word] for word in self.words if word in commands), None)
+        return [*self._option_string_actions, *(named._option_string_actions if named else ())]
 
 
 def number(text: str) -> Any:
     """A value of K=V as TOML would read it, else the text itself."""
-    import tomllib
+    from maxinforl.files import FileProblem, NestedTooDeep, parse_toml
 
     try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        table = parse_toml(f"x = {text}".encode(errors="replace"))
+        return table["x"] if len(table) == 1 else text
+    except NestedTooDeep as problem:
+        raise argparse.ArgumentTypeError(f"'{text[:40]}...' {problem}") from None
+    except FileProblem:
         return text
 
 
@@ -96,14 +107,20 @@ def add_env(parser: argparse.ArgumentParser) -> None:
 def seed_range(text: str) -> list[int]:
     """'0-4', '0,2,5' or '3'."""
     try:
-        spans = [part.split("-") for part in text.split(",")]
-        seeds = [s for span in spans for s in range(int(span[0]), int(span[-1]) + 1)]
+        spans = [tuple(map(int, part.split("-"))) for part in text.split(",")]
+        if any(len(span) > 2 for span in spans):
+            raise ValueError
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"--seeds must be a range such as 0-4 or a list such as 0,2,5, not '{text}'"
         ) from None
-    if not seeds:
+    if any(span[0] > span[-1] for span in spans):
         raise argparse.ArgumentTypeError(f"--seeds {text} names no seed: write the smaller number first")
+    if sum(span[-1] + 1 - span[0] for span in spans) > MOST_SEEDS:
+        raise argparse.ArgumentTypeError(f"--seeds {text} names more than {MOST_SEEDS} seeds: name fewer")
+    seeds = [seed for span in spans for seed in range(span[0], span[-1] + 1)]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"--seeds {text} names a seed twice: leave one out")
     return seeds
 
 
@@ -235,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return without_jax(error, sys.argv[1:] if argv is None else argv)
     try:
         root = parser()
+        root.words = sys.argv[1:] if argv is None else argv
         args = root.parse_args(argv)
         if args.version:
             import maxinforl
@@ -328,13 +346,14 @@ def train(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
     from maxinforl.experiments.suite_runs import check_same
-    from maxinforl.training.directory import check_free, holds_run, next_directory
+    from maxinforl.training.directory import check_free, complete_seeds, holds_run, next_directory
 
     settings = settings_from(args)
-    out = Path(args.out) if args.out else next_directory()
+    out = (Path(args.out) if args.out else next_directory()).absolute()  # an environment may change the current one
     seeds = args.seeds or [settings.seed]
     runs = [(replace(settings, seed=s), out if args.seeds is None else out / f"seed-{s}") for s in seeds]
     if args.resume and holds_run(out):
+        complete_seeds(out)
         check_same(runs)
         return terminal.resume(out, {"env": settings.env}, override=False)
     check_free(out, args.overwrite)
@@ -345,15 +364,15 @@ def resume(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
 
-    return terminal.resume(Path(args.directory), given_settings(args), args.override)
+    return terminal.resume(Path(args.directory).absolute(), given_settings(args), args.override)
 
 
 def evaluate(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl import terminal
-    from maxinforl.settings import check_count
+    from maxinforl.settings import MOST_EPISODES, check_count
 
-    check_count("--episodes", args.episodes, 1)
+    check_count("--episodes", args.episodes, 1, MOST_EPISODES)
     return terminal.evaluate(Path(args.directory), args.episodes, args.env)
 
 
@@ -449,7 +468,7 @@ def inspect(args: argparse.Namespace) -> int:
     prepare_jax()
     from maxinforl.experiments.inspection import inspect
 
-    print(inspect(Path(args.directory)))
+    print(plain(inspect(Path(args.directory)), keep="\n"))
     return DONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -13,7 +14,17 @@ from maxinforl.core import action_noise, actor_critic, encoders, multiplier, nor
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
 from maxinforl.fields import BEFORE
+from maxinforl.files import printable
 from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
+
+MOST_ENTRIES = 32  # of a list, such as the layers of a network
+WIDEST = 65_536
+MOST = {  # by name of an entry; any other count is below 2**31
+    **dict.fromkeys(("hidden", "target_hidden", "latent", "embedding"), WIDEST),
+    **dict.fromkeys(("critics", "num_min_critics", "members", "nstep"), 1000),
+    "channels": 16,
+    "update_ratio": 10_000,
+}
 
 
 @cache
@@ -53,7 +64,8 @@ def from_plain(
     custom: Iterable[type] = (),
     absent: Callable[[type], dict[str, Any]] = lambda cls: {},
 ) -> Any:
-    """The dataclass a table describes, every entry checked against the field's type.
+    """The dataclass a table describes, every entry checked against the field's type: the one gate of what files and
+    flags say about an agent.
 
     Args:
         value: the table, or a plain value.
@@ -63,8 +75,8 @@ def from_plain(
         absent: values of entries that a table lacks, by class, where they are not the defaults.
     """
     if isinstance(value, dict):
-        return _dataclass(value, path, {c.__name__: c for c in custom}, absent)
-    return coerce(value, hint, path)
+        value = _dataclass(value, path, {c.__name__: c for c in custom}, absent)
+    return _bounded(coerce(value, hint, path), path)
 
 
 def as_before(cls: type) -> dict[str, Any]:
@@ -93,11 +105,31 @@ def _dataclass(table: dict[str, Any], path: str, custom: dict[str, type], missin
         for name, value in table.items()
         if name != "kind"
     }
+    for f in fields(cls):
+        _check_family(f, hints[f.name], values.get(f.name, f.default), path, custom)
     absent = {f.name: None for f in fields(cls) if f.name not in table and type(None) in typing.get_args(hints[f.name])}
     required = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values | absent]
     if required:
         raise BadInput(f"[{path}] lacks '{required[0]}'")
     return cls(**(missing(cls) | absent | values))
+
+
+def _check_family(f: Any, hint: Any, value: Any, path: str, custom: dict[str, type]) -> None:
+    """Where a field takes anything, as for an encoder: what lies where its default does, or is the user's own."""
+    known = type(value).__module__ == type(f.default).__module__ or type(value).__name__ in custom
+    if hint is Any and is_dataclass(f.default) and not known:
+        raise BadInput(f"{path}.{f.name} cannot be of kind {type(value).__name__}: leave it out, or name another kind")
+
+
+def _bounded(value: Any, path: str) -> Any:
+    """The value, unless it is a count or a list that no agent needs, and that would take the memory or the time."""
+    name, numbers = path.rpartition(".")[2], value if isinstance(value, tuple) else (value,)
+    if len(numbers) > MOST_ENTRIES:
+        raise BadInput(f"{path} has {len(numbers)} entries, and at most {MOST_ENTRIES} are allowed")
+    for number in numbers:
+        if isinstance(number, int) and not -(2**31) < number <= MOST.get(name, 2**31 - 1):
+            raise BadInput(f"{path} must be at most {MOST.get(name, 2**31 - 1)}, not {printable(str(number))}")
+    return value
 
 
 @cache
@@ -116,8 +148,11 @@ def coerce(value: Any, hint: Any, path: str) -> Any:
         fitted = _fit(value, option, path)
         if fitted is not MISSING:
             return fitted
-    wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options if o is not type(None))
-    raise BadInput(f"{path} must be {wanted}, not {value!r}")
+    wanted = " or ".join(NAMES.get(o) or getattr(o, "__name__", str(o)) for o in options if o is not type(None))
+    raise BadInput(f"{path} must be {wanted}, not {printable(repr(value))}")
+
+
+NAMES = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
 
 
 def _fit(value: Any, hint: Any, path: str) -> Any:
@@ -130,8 +165,8 @@ def _fit(value: Any, hint: Any, path: str) -> Any:
             return MISSING
         inner = typing.get_args(hint)[0]
         return tuple(coerce(v, inner, path) for v in value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and type(value) in (int, float):
+        return float(value) if abs(value) < 2**63 or math.isfinite(value) else MISSING
     if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     if typing.get_origin(hint) is Callable and callable(value):
@@ -158,5 +193,8 @@ def override(tree: Any, path: str, value: Any, full: str | None = None) -> Any:
             raise BadInput(f"'{full}' reaches into '{name}', which is a single value")
         return replace(tree, **{name: override(child, rest, value, full)})
     hint = type_hints(type(tree))[name]
-    fresh = from_plain(value, hint, full) if isinstance(value, dict) else value
-    return replace(tree, **{name: fresh if is_dataclass(fresh) or callable(fresh) else coerce(fresh, hint, full)})
+    fresh = value if (is_dataclass(value) and not isinstance(value, type)) or callable(value) else None
+    if fresh is None:  # not an object of the user's
+        fresh = from_plain(value, hint, full)
+        _check_family(next(f for f in fields(tree) if f.name == name), hint, fresh, full.rpartition(".")[0], {})
+    return replace(tree, **{name: fresh})

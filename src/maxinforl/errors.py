@@ -18,7 +18,7 @@ class UserError(ValueError):
 
     def message(self) -> str:
         """The sentence as the command line prints it."""
-        return str(self) + (f" (docs/{self.see})" if self.see else "")
+        return plain(str(self)) + (f" (docs/{self.see})" if self.see else "")
 
 
 class BadInput(UserError):
@@ -29,9 +29,22 @@ class RunFailed(UserError):
     """A run that had begun could not continue; its files are kept (exit code 3)."""
 
 
+def plain(text: str, keep: str = "") -> str:
+    r"""Text without characters that would act on a terminal, such as those that files and names may hold.
+
+    >>> plain("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def one_line(error: BaseException) -> str:
     """The type and message of an error, on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    try:
+        text = str(error)
+    except Exception:  # of an exception's own
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
 
 
 EXTRAS = "environments.md#names"

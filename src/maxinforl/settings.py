@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
@@ -19,6 +20,10 @@ from maxinforl.algorithms import (
 from maxinforl.envs import default_action_repeat
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
+from maxinforl.files import printable
+
+MOST_EPISODES = 1000  # of an evaluation, each in an environment of its own
+MOST_ROWS = 2**24  # that the updates of one step draw from the replay
 
 
 def option(default: Any, text: str, **known: Any) -> Any:
@@ -28,7 +33,8 @@ def option(default: Any, text: str, **known: Any) -> Any:
         default: the value where none is given; None where presets decide.
         text: what `--help` and the reference say.
         known: `least`, `most` and `positive` bound a number, `choices` a name. On resume `fixed` may not change, `free`
-            changes without `--override`, and a change of `learning` is reported because it changes what is learned.
+            changes without `--override`, and a change of `learning` is reported because it changes what is learned,
+            and one of `told` because it changes what the run does.
             `silent` does not change the numbers of a run, `implied` shows in other settings or in the agent, `logged`
             changes what is measured but not what is learned. Reports label runs by what differs but those and
             `unlabelled`, say where runs that they compare differ in `unlike`, and take `task` as part of the task.
@@ -58,9 +64,11 @@ class Settings:
     env_arg: tuple[tuple[str, Any], ...] = option(
         (), "argument of the environment, K=V; may be repeated", fixed=True, task=True
     )
-    steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1)
+    steps: int = option(6000, "transitions to collect over all environments", least=1, most=2**31 - 1, told=True)
     seed: int = option(0, "seed of everything random", least=0, most=2**32 - 1, fixed=True, pool=True)
-    num_envs: int = option(1, "environments stepped side by side", least=1, fixed=True, pool=True, unlike=True)
+    num_envs: int = option(
+        1, "environments stepped side by side", least=1, most=16_384, fixed=True, pool=True, unlike=True
+    )
     update_ratio: float | None = option(
         None,
         "critic updates per transition (default: the base's; 20 in REDQ and DroQ)",
@@ -69,11 +77,11 @@ class Settings:
         unlike=True,
     )
     learning_starts: int | None = option(
-        None, "uniformly random transitions before learning", least=0, learning=True, unlike=True
+        None, "uniformly random transitions before learning", least=0, most=2**31 - 1, learning=True, unlike=True
     )
-    batch_size: int = option(256, "transitions per update", least=1, learning=True, unlike=True)
+    batch_size: int = option(256, "transitions per update", least=1, most=2**20, learning=True, unlike=True)
     capacity: int | None = option(
-        None, "most transitions the replay keeps (default: 1 000 000)", least=2, fixed=True, implied=True
+        None, "most transitions the replay keeps (default: 1 000 000)", least=2, most=10**12, fixed=True, implied=True
     )
     uncertainty: str | None = option(
         None, "ensemble: paper (as wide as the actor) or light (an eighth of that)", fixed=True, implied=True
@@ -100,7 +108,7 @@ class Settings:
         0.0, "cost per unit of the action's norm, on every base step", fixed=True, env=True, task=True
     )
     action_repeat: int | None = option(
-        None, "base steps per action (default: 2 on DMC, else 1)", least=1, fixed=True, env=True, task=True
+        None, "base steps per action (default: 2 on DMC, else 1)", least=1, most=1000, fixed=True, env=True, task=True
     )
     loop: str = option(
         "auto",
@@ -109,14 +117,29 @@ class Settings:
         fixed=True,
         unlabelled=True,
     )
-    eval_every: int = option(1000, "transitions between evaluations", least=1, logged=True, unlike=True)
-    eval_episodes: int = option(5, "episodes per evaluation; 0 turns evaluation off", least=0, logged=True, unlike=True)
-    stop_at: float | None = option(
-        None, "end the run at an evaluation whose mean return is at least this", unlabelled=True
+    eval_every: int = option(
+        1000, "transitions between evaluations", least=1, most=2**31 - 1, logged=True, unlike=True, told=True
     )
-    log_every: int = option(500, "transitions between log lines", least=1, silent=True)
-    save_every: int = option(5000, "transitions between checkpoints", least=1, silent=True)
-    keep: int = option(3, "checkpoints to keep", least=1, silent=True)
+    eval_episodes: int = option(
+        5,
+        "episodes per evaluation; 0 turns evaluation off",
+        least=0,
+        most=MOST_EPISODES,
+        logged=True,
+        unlike=True,
+        told=True,
+    )
+    eval_limit: int | None = option(
+        None,
+        "most steps of an evaluation episode (default: what the environment allows, or 100 000 if it sets no limit)",
+        least=1, most=2**31 - 1, logged=True, unlike=True, told=True,
+    )  # fmt: skip
+    stop_at: float | None = option(
+        None, "end the run at an evaluation whose mean return is at least this", unlabelled=True, told=True
+    )
+    log_every: int = option(500, "transitions between log lines", least=1, most=2**31 - 1, silent=True)
+    save_every: int = option(5000, "transitions between checkpoints", least=1, most=2**31 - 1, silent=True)
+    keep: int = option(3, "checkpoints to keep", least=1, most=10_000, silent=True)
     max_hours: float | None = option(
         None, "stop cleanly, to be resumed, after this many hours", positive=True, silent=True, free=True
     )
@@ -128,7 +151,12 @@ class Settings:
         unlabelled=True,
     )
     max_faults: int = option(
-        10, "environment faults survived in a run; 0: the first one ends it", least=0, silent=True, pool=True
+        10,
+        "environment faults survived in a run; 0: the first one ends it",
+        least=0,
+        most=2**31 - 1,
+        silent=True,
+        pool=True,
     )
     workers: bool = option(
         False, "each environment in a process of its own, restarted when it dies or hangs", silent=True, pool=True
@@ -136,7 +164,7 @@ class Settings:
     env_timeout: float = option(
         60.0,
         "seconds after which an environment that does not answer counts as hung",
-        positive=True, silent=True, pool=True,
+        positive=True, most=1e6, silent=True, pool=True,
     )  # fmt: skip
     video: bool = option(
         False, "write a video of one episode at the last evaluation",
@@ -151,10 +179,14 @@ class Settings:
             value, least = getattr(self, f.name), f.metadata.get("least")
             if least is not None and value is not None:
                 check_count(flag(f.name), value, least, f.metadata.get("most"))
+            if f.name in PAIRS:
+                check_pairs(f.name, value)
+            if value == "":
+                raise BadInput(f"{flag(f.name)} is empty: give a name, or leave it out")
             if "choices" in f.metadata and value not in f.metadata["choices"]:
                 raise unknown(flag(f.name), str(value), f.metadata["choices"])
-            if f.metadata.get("positive") and value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"{flag(f.name)} must be a finite number of more than 0, not {value}")
+            if f.metadata.get("positive") and value is not None:
+                check_positive(flag(f.name), value, f.metadata.get("most"))
         if not 0 <= self.action_cost < float("inf"):
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
         if self.stop_at is not None and not abs(self.stop_at) < float("inf"):
@@ -187,6 +219,25 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
         raise BadInput(f"{name} must be at least {least}, not {value}")
     if most is not None and value > most:
         raise BadInput(f"{name} must be at most {most}, not {value}")
+
+
+def check_positive(name: str, value: float, most: float | None = None) -> None:
+    if not 0 < value < float("inf"):
+        raise BadInput(f"{name} must be a finite number of more than 0, not {value}")
+    if most is not None and value > most:
+        raise BadInput(f"{name} must be at most {most:g}, not {value:g}")
+
+
+def check_pairs(name: str, pairs: Any) -> None:
+    """Refuses numbers that a file cannot hold, and tables in place of an environment's argument."""
+    for key, value in pairs:
+        for part in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(part, float) and not math.isfinite(part):
+                raise BadInput(f"{flag(name)} {printable(key)} must be a finite number, not {part}")
+            if isinstance(part, int) and abs(part) >= 2**63:
+                raise BadInput(f"{flag(name)} {printable(key)} is a number of more than 64 bits")
+            if name == "env_arg" and isinstance(part, (dict, list, tuple)):
+                raise BadInput(f"{flag(name)} {printable(key)} must be a number, a text or a list of them")
 
 
 @dataclass(frozen=True)
@@ -314,6 +365,11 @@ def check_updates(settings: Settings) -> int:
             f"--update-ratio {settings.update_ratio:g} with {settings.num_envs} environments is {updates:g} updates "
             "per step of them all, which must be a whole number of at least 1: "
             f"try --update-ratio {whole / settings.num_envs:.7g}"
+        )
+    if whole * settings.batch_size > MOST_ROWS:
+        raise BadInput(
+            f"{whole} updates of {settings.batch_size} transitions in one step are more than {MOST_ROWS} in all: lower "
+            "--update-ratio, --batch-size or --num-envs"
         )
     return whole
 

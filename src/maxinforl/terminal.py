@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,13 @@ from rich.text import Text
 from maxinforl import files
 from maxinforl.agent import Agent, load
 from maxinforl.envs import check_name, make_pool
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, RunFailed, plain
 from maxinforl.experiments.log_files import collect_problems, read_table
 from maxinforl.settings import Settings, env_options, resolve, title
 from maxinforl.spaces import read_spaces
 from maxinforl.system.signals import PREEMPTED, signals
 from maxinforl.training.compiled import runs_compiled
-from maxinforl.training.directory import clear, holds_run, last_step, open_run, read_run
+from maxinforl.training.directory import clear, complete_seeds, holds_run, last_step, open_run, read_run
 from maxinforl.training.lock import RunLock
 from maxinforl.training.overrides import apply_overrides
 from maxinforl.training.pictures import curve_picture, phase_picture
@@ -30,12 +32,25 @@ from maxinforl.training.progress import Progress
 from maxinforl.training.session import OWN_ENVIRONMENT, Saved, Session, check_outputs, read_saved
 from maxinforl.training.trainer import SeedView, check_memory, replay_bytes
 
-console = Console()
+
+class TerminalConsole(Console):
+    """A console that outlives its reader: after `train | head -1` a run goes on to its end without output."""
+
+    def on_broken_pipe(self) -> None:
+        if not self.quiet:
+            print("maxinforl: nobody reads the output any more: the run goes on without it", file=sys.stderr)
+        self.quiet = True
+        with suppress(OSError, ValueError):  # what is still buffered goes nowhere, also at the end of the process
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = TerminalConsole()
 COLUMNS = ("step", "env_step", "mean_return", "std_return", "mean_length")
 
 
 def say(text: str | Text, style: str | None = None) -> None:
-    """A line that is not broken where no terminal asks for it, with names as they are."""
+    """A line that is not broken where no terminal asks for it, with names as they are but for control characters."""
+    text = plain(text, keep="\n") if isinstance(text, str) else text
     console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -51,6 +66,8 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     check_outputs(settings, out)
     runs_compiled(settings, settings.env)
     check_memory(settings, settings.steps, first.spaces, len(runs), first.shapes())
+    if settings.env_arg:
+        try_out(settings, first)
     if overwrite and out.exists():
         clear(out)
     together = [s.seed for s, _ in runs] if len(runs) > 1 else []
@@ -59,15 +76,27 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
     return carry_on([directory for _, directory in runs], settings.env)
 
 
+def try_out(settings: Settings, agent: Agent) -> None:
+    """One step of an environment of its own, so that arguments it cannot work with are found before anything is
+    written."""
+    pool = None
+    try:
+        pool = make_pool(settings.env, **env_options(settings))
+        pool.reset()
+        pool.step(np.zeros((1, *agent.action_space.shape), np.float32))
+    except RunFailed as error:
+        raise BadInput(str(error)) from error
+    finally:
+        if pool is not None:
+            pool.close()
+
+
 def replay_of(given: dict[str, Any]) -> int:
     """Bytes of the replay that a run with these settings would take; its environment makes a step, as a check."""
     settings, strategy = resolve(Settings(**given))
     agent = Agent(settings, strategy, settings.env)
     agent.check()
-    pool = make_pool(settings.env, **env_options(settings))
-    pool.reset()
-    pool.step(np.zeros((1, *agent.action_space.shape), np.float32))
-    pool.close()
+    try_out(settings, agent)
     return replay_bytes(settings, settings.steps, agent.spaces)
 
 
@@ -133,7 +162,7 @@ def describe(saved: Saved) -> None:
     which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = saved.directories[0] if alone else saved.directories[0].parent
     rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
-    say(Text.assemble((title(s), "bold"), " on ", (s.env, "bold"), rest))
+    say(Text.assemble((plain(title(s)), "bold"), " on ", (plain(s.env), "bold"), plain(rest)))
 
 
 def show(seed: SeedView, directory: Path) -> None:
@@ -180,7 +209,8 @@ def resume(directory: Path, given: dict[str, Any], override: bool) -> int:
             )
         apply_overrides([directory], given, override)
         return carry_on([directory], given.get("env"))
-    there = [files.inside(directory, path.name) for path in directory.glob("seed-*")]
+    complete_seeds(directory)
+    there = [files.inside(directory, path.parent.name) for path in directory.glob("seed-*/config.toml")]
     there.sort(key=lambda path: (len(path.name), path.name))
     apply_overrides(there, given, override)
     together = {tuple(read_run(path)[2].get("together") or [path.name]): path for path in there}

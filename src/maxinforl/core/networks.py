@@ -12,6 +12,7 @@ from jax import Array
 
 RELU_GAIN = 2**0.5
 ACTIVATIONS = {"relu": jax.nn.relu, "silu": jax.nn.silu, "tanh": jnp.tanh}
+INITIALISERS = ("orthogonal", "lecun", "xavier")
 
 
 def orthogonal(key: Array, fan_in: int, fan_out: int) -> Array:

@@ -44,7 +44,7 @@ def export(agent: Agent, to: str, out: str | Path) -> Latency:
     """
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
-    out = Path(out)
+    out = Path(out).absolute()  # an environment may change the current one
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"--out {out} exists already: name a directory that does not")
     contents = as_numpy(agent) if to == "numpy" else as_onnx(agent)

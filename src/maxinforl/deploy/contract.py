@@ -67,7 +67,7 @@ def env_facts(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
         return (whole if agent.spec.pixels else observation_parts(env)), control_rate(env)
     finally:
         if not isinstance(given, gym.Env):
-            env.close()
+            envs.close_quietly(env)
 
 
 def observation_parts(env: envs.AdaptedEnv) -> list[dict[str, Any]]:

@@ -10,15 +10,21 @@ images, `policy.see(frame, first=True)` keeps the stack: pass each new frame, wi
 """
 
 import hashlib
+import io
 import json
+import os
+import stat
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 FORMAT = 1
+FILES = {"weights.npz", "policy.py"}
+MOST_BYTES = 1 << 30
 
 
 class Policy:
@@ -26,11 +32,20 @@ class Policy:
 
     def __init__(self, directory: str | Path = Path(__file__).parent):
         folder = Path(directory)
+        try:
+            self._open(folder)
+        except (KeyError, TypeError, AttributeError, IndexError, EOFError, zipfile.BadZipFile, RecursionError) as error:
+            raise ValueError(f"{folder} is not a whole bundle ({error!r}): export the policy again") from error
+
+    def _open(self, folder: Path) -> None:
         self.contract = read_contract(folder / "contract.json")
+        if set(self.contract["sha256"]) != FILES:
+            raise ValueError(f"{folder / 'contract.json'} does not seal just {sorted(FILES)}: export the policy again")
+        sealed = {name: read_regular(folder / name) for name in FILES}
         for name, seal in self.contract["sha256"].items():
-            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != seal:
+            if hashlib.sha256(sealed[name]).hexdigest() != seal:
                 raise ValueError(f"{name} is not the file that contract.json describes: export the policy again")
-        with np.load(folder / "weights.npz", allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(sealed["weights.npz"]), allow_pickle=False) as arrays:
             self.weights = {name: arrays[name] for name in arrays.files}
         observation, action = self.contract["observation"], self.contract["action"]
         self.shape, self.dtype = tuple(observation["shape"]), np.dtype(observation["dtype"])
@@ -87,9 +102,19 @@ class Policy:
         return self(np.concatenate(self.frames, -1))
 
 
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of bounded size: no pipe and no device."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(file, "rb") as opened:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise ValueError(f"{path} is not a file of at most {most} bytes: export the policy again")
+        return opened.read(most)
+
+
 def read_contract(path: Path) -> dict:
     """The contract, once its own checksum and its format are known to be right."""
-    contract = json.loads(path.read_text())
+    contract = json.loads(read_regular(path, 1 << 20))
     seal = contract.pop("checksum", None)
     if contract.get("format") != FORMAT:
         raise ValueError(f"{path} has the format {contract.get('format')}, and this runner reads {FORMAT}")

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from maxinforl.envs.fault import EnvCaller, Fault, Watchdog
+from maxinforl.envs.fault import EnvCaller, Fault, Watchdog, close_quietly, most_steps
 from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
@@ -28,12 +28,14 @@ __all__ = [
     "Watchdog",
     "catalogue",
     "check_name",
+    "close_quietly",
     "default_action_repeat",
     "env_name",
     "episode_seed",
     "make",
     "make_lanes",
     "make_pool",
+    "most_steps",
 ]
 
 EnvArgs = Mapping[str, Any] | Iterable[tuple[str, Any]]

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
 from typing import Any
 
@@ -69,6 +70,18 @@ class EnvCaller:
     def _where(self, lane: int) -> str:
         """The environment of a lane, with its episode and step."""
         raise NotImplementedError
+
+
+def most_steps(env: Any) -> int | None:
+    """Base steps after which an environment ends an episode, where it says so."""
+    told = getattr(env, "most_steps", None)  # by a worker
+    return told if isinstance(told, int) else getattr(getattr(env, "spec", None), "max_episode_steps", None)
+
+
+def close_quietly(env: Any) -> None:
+    """Closes an environment that is not needed any more; one that fails to is left as it is."""
+    with suppress(Exception, SystemExit):
+        env.close()
 
 
 def leave(sentence: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import signature
 from typing import Any
 
@@ -52,21 +53,44 @@ def construct(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any],
 
 
 def check_kinds(name: str, build: Callable[..., gym.Env], args: Mapping[str, Any]) -> None:
-    """BadInput for unknown arguments, and for text such as 'false' where a bool is expected."""
+    """BadInput for unknown arguments, and for those of another kind than their defaults."""
     parameters = signature(build).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         known = [key for key, p in parameters.items() if p.default is not p.empty]
         for key in args.keys() - parameters.keys():
             raise unknown(f"argument of {name}", key, [k for k in known if k not in ("render_mode", "size")])
-    for key, parameter in parameters.items() if args else ():
-        kind = type(parameter.default)
-        if key in args and kind in (bool, float) and not isinstance(args[key], (kind, int)):
-            raise BadInput(f"{name} takes a {kind.__name__} for the environment argument {key}, not {args[key]!r}")
+    check_types(name, {key: p.default for key, p in parameters.items()}, args)
+
+
+KINDS = {bool: (bool, int), int: (int, float), float: (int, float), str: (str,)}  # what may stand for a default
+
+
+def check_types(name: str, defaults: Mapping[str, Any], args: Mapping[str, Any]) -> None:
+    """BadInput for text such as 'false' where a bool is expected, and the like."""
+    for key, value in args.items():
+        kind = type(defaults.get(key))
+        if kind in KINDS and (not isinstance(value, KINDS[kind]) or (kind is not bool and isinstance(value, bool))):
+            raise BadInput(
+                f"{name} takes a {kind.__name__} for the environment argument {key}, not {printable(repr(value))}"
+            )
+
+
+def registered_defaults(name: str) -> dict[str, Any]:
+    """Default values of the arguments of a registered environment, as far as they can be seen."""
+    with suppress(Exception):  # such as a module that is not there, which `gym.make` explains
+        spec = gym.spec(name)
+        creator = gym.envs.registration.load_env_creator(spec.entry_point) if spec.entry_point is not None else None  # type: ignore[arg-type]
+        creator = spec.entry_point if callable(spec.entry_point) else creator
+        return {key: p.default for key, p in signature(creator).parameters.items()} | spec.kwargs  # type: ignore[arg-type]
+    return {}
 
 
 def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -> gym.Env:
     """A Gymnasium id, without Gymnasium's own checker, because the pool checks each step at a lower cost."""
     own = {}
+    if ":" in name and (name.count(":") > 1 or not all(name.split(":"))):
+        raise BadInput(f"the environment '{printable(name)}' is not of the form MODULE:NAME", "environments.md#names")
+    check_types(name, registered_defaults(name) if args else {}, args)
     if render_mode:
         gl.choose_backend()
         own["render_mode"] = render_mode

@@ -5,6 +5,7 @@ is unpickled. A worker ends with its parent, however that dies, and ignores sign
 """
 
 import atexit
+import math
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from weakref import WeakSet
 import gymnasium as gym
 import numpy as np
 
+from maxinforl.envs.fault import close_quietly, most_steps
 from maxinforl.errors import BadInput, RunFailed, one_line
 
 START = 120.0  # seconds more than usual that a worker may take to import and build its environment
@@ -60,7 +62,8 @@ class Worker(gym.Env):
     def wait_ready(self) -> "Worker":
         """Waits until the environment is built, and stores its spaces and name."""
         try:
-            self.observation_space, self.action_space, self.name = self._receive(self.timeout + START)
+            facts = self._receive(self.timeout + START)
+            self.observation_space, self.action_space, self.name, self.most_steps = facts
         except BadInput as error:
             raise BadInput(
                 f"{error} (in a worker, which only knows what it can import: name your own environment module:Name)"
@@ -97,7 +100,7 @@ class Worker(gym.Env):
 
     def _receive(self, timeout: float) -> Any:
         try:
-            if not self._pipe.poll(timeout):
+            if not self._answers(timeout):
                 self._kill()
                 raise RunFailed(f"its process did not answer within {timeout:g} s")
             problem, value = self._pipe.recv()
@@ -106,6 +109,11 @@ class Worker(gym.Env):
         if problem is not None:
             raise problem(value)
         return value
+
+    def _answers(self, timeout: float) -> bool:
+        """Whether there is an answer in time, counted in ticks: a suspended process sees one pass, however long."""
+        tick = min(1.0, timeout / 4)
+        return any(self._pipe.poll(tick) for _ in range(math.ceil(timeout / tick)))
 
     def _end(self) -> str:
         if self._pipe.closed:
@@ -145,9 +153,9 @@ class WorkerServer:
     def __init__(self, build: Callable[[], Any]):
         self.build = build
 
-    def wait_ready(self, _: None) -> tuple[Any, Any, str]:
+    def wait_ready(self, _: None) -> tuple[Any, Any, str, int | None]:
         self.env = self.build()
-        return self.env.observation_space, self.env.action_space, self.env.name
+        return self.env.observation_space, self.env.action_space, self.env.name, most_steps(self.env)
 
     def reset(self, seed: int | None) -> tuple[Any, dict]:
         return self.env.reset(seed=seed)[0], {}
@@ -160,7 +168,7 @@ class WorkerServer:
         return self.env.skip(action)
 
     def close(self, _: None) -> None:
-        self.env.close()
+        close_quietly(self.env)
 
 
 def serve(pipe: Connection, build: Callable[[], gym.Env]) -> None:

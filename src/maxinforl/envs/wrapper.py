@@ -119,6 +119,9 @@ def rescale(box: spaces.Box) -> Callable[[np.ndarray], np.ndarray]:
 
 def number(reward: Any) -> float:
     """The reward as a Python float, or a sentence."""
+    if isinstance(reward, (np.ndarray, list, tuple)):  # some environments return an array of one number
+        array = np.asarray(reward) if isinstance(reward, np.ndarray) or len(reward) == 1 else np.zeros(0)
+        reward = array.reshape(()) if array.size == 1 and array.dtype.kind in "fiub" else reward
     try:
         return float(reward)
     except (TypeError, ValueError):

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 from maxinforl.errors import BadInput, RunFailed, missing_extra, unknown
 from maxinforl.experiments.suite import Resources
 from maxinforl.experiments.suite_runs import PlannedRun
-from maxinforl.files import make_directory
+from maxinforl.files import make_directory, opened, writing
 from maxinforl.training.lock import in_use
 from maxinforl.training.store import usable_cores
 
+BAD_INPUT = 2  # the exit code of a run that was refused
 RETRIES = 3  # of a run whose Ray worker died
 TAIL = 6  # lines of a failed run's log that are printed
 PATIENCE = 60.0  # seconds that a run waits for another process to release its directory
@@ -88,7 +89,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     make_directory(job.log.parent)
     # XLA sizes its thread pools by NPROC; the same number of threads gives the same results on every launcher.
     threads = dict.fromkeys(THREADS, str(job.threads))
-    with job.log.open("ab") as log:
+    with writing(job.log), opened(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as log:
         return subprocess.Popen(
             job.command,
             cwd=job.cwd,
@@ -141,6 +142,7 @@ class Local:
     def __init__(self, jobs: int):
         self.jobs = jobs
         self._queue: list[Job] = []
+        self._retried: set[str] = set()
         self._active: dict[str, tuple[Job, subprocess.Popen[bytes]]] = {}
 
     def submit(self, job: Job) -> None:
@@ -150,11 +152,19 @@ class Local:
         ends = [(job, code) for job, process in self._active.values() if (code := process.poll()) is not None]
         for job, _ in ends:
             del self._active[job.name]
+        again = [job for job, code in ends if code == BAD_INPUT and self._taken(job)]
+        self._queue += again
         free = [job for job in self._queue if not in_use(job.directory)]
         for job in free[: self.jobs - len(self._active)]:
             self._queue.remove(job)
             self._active[job.name] = (job, start(job))
-        return [ended(job, code) for job, code in ends]
+        return [ended(job, code) for job, code in ends if job not in again]
+
+    def _taken(self, job: Job) -> bool:
+        """Whether another process, such as one of a second sweep, has the run or began it first: then wait for it."""
+        begun = (job.directory / "config.toml").exists() and job.name not in self._retried
+        self._retried.add(job.name)
+        return begun or in_use(job.directory)
 
     def running(self) -> set[str]:
         return set(self._active)

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from maxinforl.experiments.arrays import FloatArray
 from maxinforl.files import MiB, printable, read_npz, reading
 
 TEXT_LIMIT = 64 * MiB
+STATES_LIMIT = 256 * MiB
+LINE_LIMIT, BATCH = 1 * MiB, MiB // 4  # a longer line is left out; so many bytes of lines are parsed at once
 MAX_METRICS = 1000  # per run
 MAX_STEP = 1e15
 
@@ -48,20 +50,23 @@ class collect_problems(suppress):  # noqa: N801 - used as `with collect_problems
         return super().__exit__(kind, error, trace)
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a regular text file of bounded size; none if the file does not exist."""
+def _batches(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a regular text file of bounded size, some at a time, each time with the number of the first."""
     with reading(path):
         try:
             status = os.lstat(path)
         except FileNotFoundError:
-            return []
+            return
         if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"{printable(path)} is not a file")
         if status.st_size > TEXT_LIMIT:
             raise BadInput(f"{printable(path)} is too large: {status.st_size} bytes where {TEXT_LIMIT} are allowed")
         with path.open("rb") as file:
-            text = file.read(TEXT_LIMIT).decode(errors="replace").removesuffix("\n")
-            return text.split("\n") if text else []
+            first = 1
+            while lines := file.readlines(BATCH):
+                long = lambda line: "" if len(line) > LINE_LIMIT else line.decode(errors="replace").removesuffix("\n")
+                yield first, list(map(long, lines))
+                first += len(lines)
 
 
 class _SkippedLines:
@@ -82,20 +87,70 @@ class _SkippedLines:
 
 def read_metrics(path: Path, problems: list[str], names: Container[str] | None) -> tuple[dict[str, Series], float]:
     """The metrics in `names` (all if None) of a metrics.jsonl, and the last step at which anything was logged."""
-    skipped = _SkippedLines()
-    rows = _json_rows(_lines(path), skipped)
+    skipped, table = _SkippedLines(), _SparseTable(path)
+    for first, lines in _batches(path):
+        rows = _json_rows(lines, skipped, first)
+        known = dict.fromkeys(itertools.chain.from_iterable(rows))
+        kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
+        table.add(rows, kept)
     skipped.report_to(path, problems)
-    known = dict.fromkeys(itertools.chain.from_iterable(rows))
-    kept = [name for name in known if name not in ("step", "env_step") and (names is None or name in names)]
-    if len(kept) > MAX_METRICS:
-        raise BadInput(f"{printable(path)} has {len(kept)} metrics where at most {MAX_METRICS} are allowed")
-    columns = {name: _column([row.get(name) for row in rows]) for name in kept}
-    steps = _column([row["step"] for row in rows])
-    env_steps = _column([row.get("env_step", row["step"]) for row in rows])
-    return _series(path, steps, env_steps, columns, problems), float(steps.max(initial=0.0))
+    return table.series(), float(table.steps.max(initial=0.0))
 
 
-def _json_rows(lines: Sequence[str], skipped: _SkippedLines) -> list[dict[str, Any]]:
+class _SparseTable:
+    """Metrics of many rows, of which each may have a few: only the numbers that are there take memory."""
+
+    def __init__(self, path: Path):
+        self.path, self.steps, self.env_steps = path, np.zeros(0), np.zeros(0)
+        self.parts: dict[str, list[tuple[np.ndarray, FloatArray]]] = {}
+
+    def add(self, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+        if (count := len(self.parts.keys() | set(names))) > MAX_METRICS:
+            raise BadInput(f"{printable(self.path)} has {count} metrics where at most {MAX_METRICS} are allowed")
+        for name, (where, values) in _entries(rows, names).items():
+            column = _column(values)
+            there = np.isfinite(column)
+            self.parts.setdefault(name, []).append((np.asarray(where)[there] + len(self.steps), column[there]))
+        self.steps = np.append(self.steps, _column([row["step"] for row in rows]))
+        self.env_steps = np.append(self.env_steps, _column([row.get("env_step", row["step"]) for row in rows]))
+
+    def series(self) -> dict[str, Series]:
+        """By name, in the order of steps; a step that was logged twice keeps its later row."""
+        last = _last_of_each(self.steps)
+        steps, env_steps = self.steps[last], np.maximum.accumulate(self.env_steps[last])
+        place = np.full(len(self.steps), -1)
+        place[last] = np.arange(len(last))
+        found = {}
+        for name, parts in self.parts.items():
+            where = place[np.concatenate([rows for rows, _ in parts])]
+            order = np.argsort(where, kind="stable")[(where < 0).sum() :]
+            value, where = np.concatenate([values for _, values in parts])[order], where[order]
+            whole = len(where) == len(steps)
+            if len(where):
+                found[name] = Series(steps if whole else steps[where], env_steps if whole else env_steps[where], value)
+        return found
+
+
+def _entries(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, tuple[Sequence[int], list[Any]]]:
+    """By name the rows that have an entry, and the entries: in time that grows with their number."""
+    if rows and all(row.keys() == rows[0].keys() for row in rows):
+        return {name: (range(len(rows)), [row[name] for row in rows]) for name in names}
+    found: dict[str, tuple[list[int], list[Any]]] = {name: ([], []) for name in names}
+    for i, row in enumerate(rows):
+        for name in row.keys() & found.keys():
+            found[name][0].append(i)
+            found[name][1].append(row[name])
+    return dict(found)
+
+
+def _last_of_each(steps: FloatArray) -> np.ndarray:
+    """Indices of the rows in the order of steps, of each step the last one."""
+    if (np.diff(steps) > 0).all():
+        return np.arange(len(steps))
+    return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
+
+
+def _json_rows(lines: Sequence[str], skipped: _SkippedLines, first: int = 1) -> list[dict[str, Any]]:
     """The JSON objects, one per line, whose steps are in range."""
     try:  # parsing all lines at once is several times faster than one by one
         rows = json.loads("[" + ",".join(lines) + "]")
@@ -104,7 +159,7 @@ def _json_rows(lines: Sequence[str], skipped: _SkippedLines) -> list[dict[str, A
     except (ValueError, RecursionError):
         pass
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         try:
             row = json.loads(line)
             if not _have_steps([row]):
@@ -141,17 +196,23 @@ def read_table(
       problems: a sentence about skipped lines is appended here.
       needed: columns that must be there, otherwise `BadInput` is raised.
     """
-    lines = _lines(path)
-    header = lines[0].strip().split(",") if lines else []
-    if header in ([], [""]):
-        return {}
-    if not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > MAX_METRICS:
+    skipped, header, rows = _SkippedLines(), [], []
+    for first, lines in _batches(path):
+        if first == 1:
+            header, lines, first = lines[0].strip().split(","), lines[1:], 2
+            _check_header(path, header, needed)
+        if header == [""]:
+            return {}
+        rows.append(_csv_rows(lines, header, skipped, first))
+    skipped.report_to(path, problems)
+    return dict(zip(header, np.concatenate(rows).T)) if rows else {}
+
+
+def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
+    odd = not {*needed} <= set(header) or len(set(header)) < len(header) or len(header) > MAX_METRICS
+    if odd and header != [""]:
         listed = " and ".join(needed)
         raise BadInput(f"{printable(path)} has no columns {listed}: it is not an evaluation of this version")
-    skipped = _SkippedLines()
-    table = dict(zip(header, _csv_rows(lines[1:], header, skipped).T))
-    skipped.report_to(path, problems)
-    return table
 
 
 def read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
@@ -163,7 +224,7 @@ def read_evaluation(path: Path, problems: list[str]) -> dict[str, Series]:
     return _series(path, steps, steps if env_steps is None else env_steps, table, problems)
 
 
-def _csv_rows(lines: Sequence[str], header: Sequence[str], skipped: _SkippedLines) -> FloatArray:
+def _csv_rows(lines: Sequence[str], header: Sequence[str], skipped: _SkippedLines, first: int) -> FloatArray:
     """The rows of numbers whose steps are in range, as an array [rows, columns]."""
     width, rows = len(header), []
     if {line.count(",") for line in lines} == {width - 1}:
@@ -171,7 +232,7 @@ def _csv_rows(lines: Sequence[str], header: Sequence[str], skipped: _SkippedLine
             table = np.array(list(map(float, ",".join(lines).split(",")))).reshape(-1, width)
             if (np.abs(table[:, _counters(header)]) <= MAX_STEP).all():
                 return table
-    for number, line in enumerate(lines, 2):
+    for number, line in enumerate(lines, first):
         try:
             row = list(map(float, line.split(",")))
             if len(row) != width or not all(abs(row[i]) <= MAX_STEP for i in _counters(header)):
@@ -192,9 +253,7 @@ def _series(
     """Columns in the order of steps; a step that was logged twice, as after a resume, keeps its later entry."""
     if not len(steps):
         return {}
-    last = np.arange(len(steps))
-    if (np.diff(steps) <= 0).any():
-        last = len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
+    last = _last_of_each(steps)
     steps, env_steps, series = steps[last], np.maximum.accumulate(env_steps[last]), {}
     for name, column in columns.items():
         there = np.isfinite(column := column[last])
@@ -209,7 +268,7 @@ def _series(
 
 def read_states(path: Path) -> tuple[FloatArray, FloatArray]:
     """`step` [M] and `obs` [M, d] of a states.npz; raises `BadInput` if the file is damaged."""
-    step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs")))
+    step, obs = (array.astype(float) for array in read_npz(path, ("step", "obs"), STATES_LIMIT))
     if step.ndim != 1 or obs.ndim != 2 or len(step) != len(obs) or not np.isfinite(step).all():
         raise BadInput(f"{printable(path)} must hold step [M] and obs [M, d], got {step.shape} and {obs.shape}")
     return step, obs

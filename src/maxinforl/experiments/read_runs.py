@@ -207,7 +207,7 @@ def _natural(name: str) -> tuple[str, int, str]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """The config.toml of the run or, for `seed-N`, of the directory above, with this seed."""
-    own, shared = inside(folder, "config.toml"), folder.parent / "config.toml"
+    own, shared = inside(folder, "config.toml"), inside(folder.parent, "config.toml")
     seed = folder.name.removeprefix("seed-")
     if own.exists() or not (folder.name.startswith("seed-") and seed.isdecimal() and shared.exists()):
         config, where = read_toml(own), own

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from maxinforl.errors import unknown
+from maxinforl.errors import plain, unknown
 from maxinforl.experiments import cost
 from maxinforl.experiments.formatting import plural, print_problems
 from maxinforl.experiments.launch import LAUNCHERS, Done, Job, Launcher, job_for, make_launcher, write_scripts
@@ -114,7 +114,7 @@ class Sweep:
     # ------------------------------------------------------------ console output
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True, markup=False)
 
     def _screen(self):
         return Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)

@@ -48,7 +48,10 @@ def _hits(task: TaskResults, cell: Cell) -> st.Hits:
     found = []
     for series in (run.returns for run in cell.runs if run.returns is not None):
         here = series.env_step <= task.grid[-1]
-        found.append(st.steps_to_threshold(series.env_step[here], series.value[here], task.threshold))
+        if here.any():
+            found.append(st.steps_to_threshold(series.env_step[here], series.value[here], task.threshold))
+    if not found:  # all of it lies beyond the end of the others
+        return st.Hits(np.zeros(0), np.zeros(0, bool))
     return st.Hits(np.concatenate([h.step for h in found]), np.concatenate([h.reached for h in found]))
 
 

@@ -20,8 +20,10 @@ from maxinforl.files.atomic import (
     clear_temporary,
     filter_lines,
     inside,
+    is_temporary,
     log_checksum,
     make_directory,
+    opened,
     remove,
     sync,
     sync_directory,
@@ -29,6 +31,8 @@ from maxinforl.files.atomic import (
     write_atomic,
 )
 from maxinforl.files.problems import (
+    FileProblem,
+    NestedTooDeep,
     PathLike,
     check_format,
     os_error_message,
@@ -40,9 +44,11 @@ from maxinforl.files.problems import (
 )
 from maxinforl.files.tables import (
     dump_json,
+    parse_toml,
     read_json,
     read_sealed_json,
     read_toml,
+    regular_file,
     write_json,
     write_sealed_json,
     write_toml,

@@ -1,9 +1,11 @@
 """Files and logs that survive a crash: replaced as a whole or not at all, appended by whole lines."""
 
 import os
+import re
 import secrets
 import shutil
 import stat
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +17,8 @@ from maxinforl.files.problems import FileProblem, PathLike, printable, reading, 
 
 MiB = 1 << 20
 TEMPORARY = ".tmp-"  # begins what a killed process may leave behind; never read, always safe to delete
+STALE = 3600.0  # seconds after which nobody is writing a temporary file any more
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY) + "[0-9a-f]{16}")
 
 
 def crash_point(name: str) -> None:
@@ -48,15 +52,24 @@ def make_directory(path: PathLike) -> Path:
     return Path(path)
 
 
-def clear_temporary(directory: Path) -> None:
-    """Remove what a killed process left half written; only for the holder of the run's lock."""
-    for path in directory.glob(TEMPORARY + "*"):
-        remove(path)
+def clear_temporary(directory: Path, older: float = 0.0) -> None:
+    """Remove what a killed process left half written: what is `older` than so many seconds, or, for the holder of the
+    run's lock, all of it."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for name in filter(is_temporary, os.listdir(directory)):
+            with suppress(FileNotFoundError):
+                if time.time() - os.lstat(directory / name).st_mtime >= older:
+                    remove(directory / name)
 
 
 def temporary_name() -> str:
     """A name for a file or directory that is still being written."""
     return f"{TEMPORARY}{secrets.token_hex(8)}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether this is a name that `temporary_name` gives."""
+    return _TEMPORARY_NAME.fullmatch(name) is not None
 
 
 def remove(path: Path) -> None:
@@ -77,6 +90,8 @@ def write_atomic(path: PathLike, data: bytes | Iterable[Any]) -> None:
     """
     path = Path(path)
     temporary = path.with_name(temporary_name())
+    with suppress(OSError):
+        clear_temporary(path.parent, older=STALE)
     with writing(path):
         try:
             with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:

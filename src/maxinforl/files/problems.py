@@ -28,6 +28,10 @@ class FileProblem(Exception):
     """What is wrong with the file being read, without its name: `reading` puts the name before it."""
 
 
+class NestedTooDeep(FileProblem):
+    """Code that walks such a value may recurse too deep."""
+
+
 def os_error_reason(error: OSError) -> str:
     """What an operating system error means to a user, without the name of the file."""
     return REASONS.get(error.errno or 0) or (error.strerror or type(error).__name__).lower()

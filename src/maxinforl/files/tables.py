@@ -17,7 +17,7 @@ import tomli_w
 
 from maxinforl.errors import BadInput
 from maxinforl.files.atomic import MiB, opened, write_atomic
-from maxinforl.files.problems import FileProblem, PathLike, printable, reading
+from maxinforl.files.problems import FileProblem, NestedTooDeep, PathLike, printable, reading
 
 DEPTH = 64  # no file of ours nests deeper, and code that walks the value may recurse
 
@@ -26,9 +26,9 @@ DEPTH = 64  # no file of ours nests deeper, and code that walks the value may re
 
 
 @contextmanager
-def regular_file(path: PathLike, limit: int) -> Iterator[tuple[int, int]]:
-    """An open regular file of at most `limit` bytes, and its size."""
-    with reading(path), opened(path, os.O_RDONLY) as file:
+def regular_file(path: PathLike, limit: int, follow: bool = True) -> Iterator[tuple[int, int]]:
+    """An open regular file of at most `limit` bytes, and its size; `follow` is whether it may be a symbolic link."""
+    with reading(path), opened(path, os.O_RDONLY | (0 if follow else os.O_NOFOLLOW)) as file:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise FileProblem("is not a file")
@@ -83,7 +83,7 @@ def _parsing(language: str) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise FileProblem(f"is nested too deep: at most {DEPTH} levels are allowed") from None
+        raise NestedTooDeep(f"is nested too deep: at most {DEPTH} levels are allowed") from None
     except UnicodeError:
         raise FileProblem("is not UTF-8 text") from None
     except ValueError as error:  # of the parsers, and of the checks here
@@ -147,11 +147,16 @@ def read_toml(path: PathLike, limit: int = 1 * MiB) -> dict[str, Any]:
     """The table in a TOML file of at most `limit` bytes: finite numbers, nested up to `DEPTH`."""
     with reading(path):
         data = _read_bytes(path, limit)
-        with _parsing("TOML"):
-            text = data.decode()
-            if _TOML_LONG_KEY.search(_TOML_TEXT.sub("q", text)):
-                raise RecursionError
-            return _checked(tomllib.loads(text, parse_float=_finite))
+        return parse_toml(data)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The table of TOML text; FileProblem if it is not valid."""
+    with _parsing("TOML"):
+        text = data.decode()
+        if _TOML_LONG_KEY.search(_TOML_TEXT.sub("q", text)):
+            raise RecursionError
+        return _checked(tomllib.loads(text, parse_float=_finite))
 
 
 def write_toml(path: PathLike, value: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import optax
 from jax import Array
 from jax.lax import stop_gradient
 
-from maxinforl.core.networks import ACTIVATIONS, MLP, apply_gradients, stacked
+from maxinforl.core.networks import ACTIVATIONS, INITIALISERS, MLP, apply_gradients, stacked
 from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.types import Latents, LatentSpec, Metrics
 from maxinforl.errors import BadInput, unknown
@@ -60,6 +60,8 @@ class Ensemble:
             raise unknown("aggregate", self.aggregate, AGGREGATES)
         if self.clip is not None and not self.clip > 0:
             raise BadInput(f"the bound on normalised targets must be above 0, not {self.clip}")
+        if self.init_name not in INITIALISERS:
+            raise unknown("initialiser", self.init_name, INITIALISERS)
 
     @property
     def optimizer(self):

@@ -52,7 +52,7 @@ def made_of(seed: SeedView) -> dict[str, Any]:
 
 def plain_parts(settings: Settings, strategy: Strategy) -> dict[str, Any]:
     own = config.to_plain(settings)
-    return {flag(name): own.get(name) for name in known_as("fixed", "learning")} | dict(
+    return {flag(name): own.get(name) for name in known_as("fixed", "learning", "told")} | dict(
         _leaves(config.to_plain(strategy))
     )
 
@@ -249,5 +249,9 @@ def _check_size(where: str, trainer: Trainer, rows: Rows) -> None:
     obs, action = trainer.spaces
     needed = len(rows.lanes) * rows.capacity * row_bytes(obs.shape, obs.dtype.itemsize, action.shape[0])
     free = memory.available_memory() if rows.capacity > rows_for(trainer.total, trainer.settings) else None
+    if rows.capacity > (most := rows_for(2**31, trainer.settings)):
+        raise BadInput(
+            f"{where} is damaged: its replay has {rows.capacity} rows where the run allows {most}, restore it"
+        )
     if (free is not None and needed > free) or max(rows.capacity, *(lane.head for lane in rows.lanes)) >= 2**31 - 2:
         raise BadInput(f"{where} has a replay of {rows.capacity} rows an environment, which does not fit in memory")

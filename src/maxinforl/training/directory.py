@@ -26,6 +26,7 @@ from maxinforl.training.store import CheckpointStore, xla_threads
 
 PACKAGES = ("maxinforl", "jax", "jaxlib", "equinox", "optax", "numpy", "gymnasium", "mujoco", "dm-control")
 FORMAT = 1
+LOG_LIMIT = 64 * files.MiB  # of an eval.csv that is read whole
 WRITTEN = re.compile(  # what runs put into their directories
     r"config\.toml|metrics\.jsonl|eval\.csv|checkpoints|states\.npz|(curve|phase)\.png|videos|tensorboard|wandb|best|"
     rf"bad-batch-\d+\.safetensors|{re.escape(LOCK)}|{re.escape(files.TEMPORARY)}\w+"
@@ -51,7 +52,11 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     with files.reading(out):
         if out.exists() and not out.is_dir():
             raise BadInput(f"--out {files.printable(out)} is a file: name a directory")
-        if not out.exists() or all(entry.name == LOCK for entry in out.iterdir()):
+        if above := next((p for p in out.parents if p.exists() and not p.is_dir()), None):
+            raise BadInput(
+                f"--out {files.printable(out)} lies below a file, {files.printable(above)}: name a directory"
+            )
+        if not out.exists() or holds_nothing(out):
             return
         own = is_run(out) or any(is_run(path.parent) for path in out.glob("seed-*/config.toml"))
     if not own:
@@ -63,6 +68,28 @@ def check_free(out: Path, overwrite: bool = False, hint: str = "") -> None:
     with files.reading(out):
         if found := next(foreign_files(out), None):
             raise BadInput(f"{files.printable(found)} was not written by a run: move it, or name another directory")
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a directory is empty but for what a process killed before its first config.toml leaves."""
+    seed = lambda entry: re.fullmatch(r"seed-\d+", entry.name) and entry.is_dir() and not entry.is_symlink()
+    left = lambda entry: entry.name == LOCK or files.is_temporary(entry.name) or (seed(entry) and holds_nothing(entry))
+    return all(map(left, path.iterdir()))
+
+
+def complete_seeds(out: Path) -> None:
+    """Writes the config.toml of seeds that train together, where a kill came between the first one and the last."""
+    for known in sorted(out.glob("seed-*/config.toml")):
+        table = files.read_toml(files.inside(out, f"{known.parent.name}/config.toml"))
+        together = read_run(known.parent)[2].get("together", ())
+        seeds = {seed: files.inside(out, f"seed-{seed}") for seed in together}
+        absent = [seed for seed, path in seeds.items() if not os.path.lexists(path / "config.toml")]
+        if not absent or any(map(last_step, seeds.values())):
+            continue
+        for seed in absent:
+            own = table | {"seed": seed, "settings": table["settings"] | {"seed": seed}}
+            with RunLock(files.make_directory(seeds[seed])):
+                files.write_toml(seeds[seed] / "config.toml", own)
 
 
 def holds_run(path: Path) -> bool:
@@ -251,8 +278,13 @@ def reached(directory: Path, threshold: float, step: int) -> bool:
 def evaluations(directory: Path) -> Iterator[tuple[int, float]]:
     """Step and mean return of every whole line of a run's eval.csv."""
     path = files.inside(directory, "eval.csv")
-    with suppress(OSError), path.open(errors="replace") as lines:
-        for line in lines:
+    if not path.exists():
+        return
+    with (
+        files.regular_file(path, LOG_LIMIT, follow=False) as (file, _),
+        open(file, errors="replace", closefd=False) as f,
+    ):
+        for line in f:
             with suppress(ValueError):
                 yield evaluated_step(line), float(line.split(",")[3])
 
@@ -271,9 +303,8 @@ def logged_steps(directory: Path) -> int:
 def last_line(path: Path) -> str:
     """The last whole line of a text file; nothing where there is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 8192))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
+        with files.regular_file(path, 1 << 62, follow=False) as (file, size):
+            lines = os.pread(file, 8192, max(0, size - 8192)).decode(errors="replace").split("\n")
+    except BadInput:
         return ""
     return lines[-2] if len(lines) > 1 else ""

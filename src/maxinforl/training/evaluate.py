@@ -16,17 +16,22 @@ from maxinforl import envs, files
 from maxinforl.envs import EnvCaller, Fault, env_name, episode_seed
 from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
-from maxinforl.errors import BadInput, missing_extra
+from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.settings import Settings, env_options
 from maxinforl.spaces import Spaces
 
 TRIES = 3  # environments made anew in one evaluation before it is given up
 EVALUATION = 1_000_003  # keeps the seeds of evaluation apart from those of training
+MOST_STEPS = 100_000  # of an episode where neither the environment nor the settings limit it
 
 
 class Evaluation(NamedTuple):
     returns: np.ndarray
     lengths: np.ndarray
+
+
+class EvaluationStopped(Exception):
+    """A signal came during an evaluation, which is to be repeated."""
 
 
 def make_evaluator(
@@ -41,7 +46,7 @@ def make_evaluator(
         eval_env: what to evaluate on instead; an environment that exists is the only one.
         report: takes a sentence where evaluations are asked for and cannot be made.
     """
-    source = env if eval_env is None else eval_env
+    source, limit = env if eval_env is None else eval_env, settings.eval_limit
     if settings.eval_episodes == 0:
         return None
     if eval_env is None and not can_be_made(source):
@@ -50,19 +55,25 @@ def make_evaluator(
         report("evaluation is skipped: it needs eval_env=, or a factory in place of the instance")
         return None
     if not can_be_made(source):
-        evaluator = Evaluator([envs.make(source, **env_options(settings))], settings.seed, spaces.stack(settings))
+        only = envs.make(source, **env_options(settings))
+        evaluator = Evaluator([only], settings.seed, spaces.stack(settings), limit=limit)
     else:
         modes = ["rgb_array" if settings.video and lane == 0 else None for lane in range(settings.eval_episodes)]
         builds = [partial(envs.make, source, **env_options(settings), render_mode=mode) for mode in modes]
         apart = settings.workers and not settings.video  # what is filmed renders here
         lanes, makers = envs.make_lanes(builds, settings.env_timeout if apart else None)
-        evaluator = Evaluator(lanes, settings.seed, spaces.stack(settings), makers)
+        evaluator = Evaluator(lanes, settings.seed, spaces.stack(settings), makers, limit)
     try:
         spaces.check_shapes(Spaces(evaluator.envs[0].observation_space, evaluator.envs[0].action_space))  # type: ignore[arg-type]
     except BaseException:
         evaluator.close()
         raise
     return evaluator
+
+
+def episode_limit(env: gym.Env, asked: int | None = None) -> int | None:
+    """Steps after which an evaluation cuts an episode; None where the environment limits them itself."""
+    return asked if asked is not None or envs.most_steps(env) else MOST_STEPS
 
 
 def can_be_made(env: Any) -> bool:
@@ -89,14 +100,23 @@ class Stack:
 
 class Evaluator(EnvCaller):
     """Plays one episode in each of its environments; where one breaks, `makers` make it anew and its episode begins
-    again, `TRIES` times in an evaluation."""
+    again, `TRIES` times in an evaluation. An episode ends after `limit` steps, by default see `episode_limit`. Where
+    `stop_requested` gives True, an evaluation under way raises `EvaluationStopped`."""
 
     def __init__(
-        self, lanes: list[gym.Env], seed: int, stack: int = 1, makers: Sequence[Callable[[], gym.Env]] | None = None
+        self,
+        lanes: list[gym.Env],
+        seed: int,
+        stack: int = 1,
+        makers: Sequence[Callable[[], gym.Env]] | None = None,
+        limit: int | None = None,
     ):
         super().__init__()
         self.envs, self.seed, self.stack, self.makers = lanes, seed, stack, makers
         self.native = rescale(lanes[0].action_space)  # type: ignore[arg-type]
+        self.limit = episode_limit(lanes[0], limit)
+        self.stop_requested: Callable[[], bool] = lambda: False
+        self._said = False  # that an episode was cut
 
     @property
     def fps(self) -> float:
@@ -127,9 +147,20 @@ class Evaluator(EnvCaller):
                 lengths[lane] += 1
                 if watch is not None and lane == 0:
                     self._call(0, watch, self.envs[0])
-                if any(ended):
+                if any(ended) or self._at_limit(int(lengths[lane])):
                     running.remove(lane)
+                if self.stop_requested():
+                    raise EvaluationStopped
         return Evaluation(returns, lengths)
+
+    def _at_limit(self, length: int) -> bool:
+        """Whether an episode is cut here, which is said once."""
+        if self.limit is None or length < self.limit:
+            return False
+        if not self._said:
+            self.report_fault(f"an evaluation episode was cut after {length} steps: --eval-limit allows more or fewer")
+        self._said = True
+        return True
 
     def look(self, watch: Callable) -> None:
         """Shows `watch` how an episode begins."""
@@ -155,7 +186,10 @@ class Evaluator(EnvCaller):
         self.report_fault(f"{fault}; it was made anew, and its episode begins again")
         with suppress(Fault):
             self._call(lane, self.envs[lane].close)
-        self.envs[lane] = self._call(lane, self.makers[lane])
+        before, env = self.envs[lane], self._call(lane, self.makers[lane])
+        if (env.observation_space.shape, env.action_space) != (before.observation_space.shape, before.action_space):
+            raise RunFailed(f"{self._where(lane)}: the new environment has other observations or actions")
+        self.envs[lane] = env
         return self._begin(lane, index)
 
     def _where(self, lane: int) -> str:

@@ -19,6 +19,12 @@ from maxinforl.errors import BadInput
 from maxinforl.files import inside, printable
 
 LOCK = "lock.json"
+WRITTEN_IN = (
+    "",
+    "best",
+    "best/earlier",
+    "videos",
+)  # directories of a run that have temporary files, beside checkpoints
 _held: set[int] = set()
 
 
@@ -51,6 +57,9 @@ class RunLock:
                 raise
         self._file = file
         _held.add(file)
+        for name in WRITTEN_IN:  # nobody else writes here now
+            with suppress(OSError):
+                files.clear_temporary(self.directory / name)
         return self
 
     def __exit__(self, *_: object) -> None:

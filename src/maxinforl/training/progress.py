@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from maxinforl.errors import plain
 from maxinforl.training.evaluate import Evaluation
 
 SHOWN = {
@@ -46,7 +47,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def step(self, step: int) -> None:
         now = time.monotonic()

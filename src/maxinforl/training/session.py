@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -31,12 +32,12 @@ from maxinforl.training.arrays import agent_shapes, check_arrays
 from maxinforl.training.callbacks import Callbacks, KeepBest, RunView, StopAt, roll_back_best
 from maxinforl.training.compiled import make_trainer
 from maxinforl.training.directory import ended_at, lacks_evaluation, reached, read_run
-from maxinforl.training.evaluate import Evaluation, Evaluator, Video, make_evaluator
+from maxinforl.training.evaluate import Evaluation, EvaluationStopped, Evaluator, Video, make_evaluator
 from maxinforl.training.log import RunFiles, Sink, TensorBoard, WeightsAndBiases
 from maxinforl.training.nonfinite import NotFinite
 from maxinforl.training.progress import Progress
 from maxinforl.training.store import Checkpoint, CheckpointStore
-from maxinforl.training.trainer import SeedView, Trainer, check_memory
+from maxinforl.training.trainer import SeedView, Trainer, check_memory, short_replay
 
 OWN_ENVIRONMENT = "your-own.md#your-own-environment"
 Report = Callable[[str], None]
@@ -124,6 +125,10 @@ def truncate_logs(saved: Saved, index: int) -> list[str]:
 # ------------------------------------------------------------ one seed
 
 
+class DirectoryGone(RunFailed):
+    """The directory of a run was moved or removed; there is nothing to be saved into."""
+
+
 @dataclass
 class SeedRun:
     """What one seed leaves behind: evaluations, logs and checkpoints; without a directory nothing is written.
@@ -164,6 +169,14 @@ class SeedRun:
     def sinks(self) -> list[Sink]:
         return [*([self.files] if self.files else []), *self.extra_sinks]
 
+    def check_there(self) -> None:
+        """Ends a run whose directory is not where it was: nothing that it writes could be found, or resumed."""
+        if self.directory is not None and not (self.directory / "config.toml").exists():
+            raise DirectoryGone(
+                f"{self.directory} was moved, emptied or removed while its run was writing to it: put it back and "
+                "resume the run, or start it anew"
+            )
+
     def record(self, visited: list[tuple[int, np.ndarray]]) -> None:
         if self.recorder is not None:
             for step, obs in visited:
@@ -181,6 +194,7 @@ class SeedRun:
         self.logged = self.view.step
         self.run.recorded.clear()
         own = dict(line)
+        self.check_there()
         try:
             callbacks("on_log", self.run, line)
             line = as_numbers(line) | {name: own[name] for name in ("step", "env_step")}
@@ -205,6 +219,7 @@ class SeedRun:
             return None
         view = self.view
         result = self.evaluator(view.evaluation, self.evaluation_index)
+        self.check_there()
         self.evaluations.append((view.step, result))
         if self.files:
             self.files.evaluation(view.step, view.env_step, view.settings.seed, result)
@@ -234,6 +249,7 @@ class SeedRun:
     def save(self, wait: bool = False) -> None:
         if self.store is None or self.directory is None:
             return
+        self.check_there()
         if self.recorder is not None and self.recorder.seen:
             self.recorder.save(self.directory / "states.npz")
         assert self.files is not None
@@ -316,6 +332,10 @@ class Session:
         for caller in [] if self.progress.quiet else callers:
             caller.report_fault = lambda sentence: self.progress.say(escape(sentence))
 
+        lanes = getattr(self.trainer.pools[0], "envs", ()) if self.trainer.pools and all(directories) else ()
+        if lanes and (sentence := short_replay(settings, lanes[0])):
+            warnings.warn(sentence, stacklevel=4) if self.progress.quiet else self.progress.say(escape(sentence))
+
     def _reached(self, directory: Path, threshold: float) -> bool:
         return reached(directory, threshold, self.trainer.step)
 
@@ -380,6 +400,8 @@ class Session:
             run = self.runs[bad.seed]
             steps = run.store.steps() if run.store is not None else []
             raise bad.saved(run.directory, max(steps, default=None)) from None
+        except DirectoryGone:
+            raise
         except RunFailed as error:
             kept = self.save_after_failure()
             raise RunFailed(f"{error} ({kept})" if kept else str(error)) from error
@@ -392,7 +414,11 @@ class Session:
                 return False
             if settings.video:
                 self.runs[0].check_film()
-            self.evaluate(missing=True)
+            for evaluator in [run.evaluator for run in self.runs if run.evaluator is not None]:
+                evaluator.stop_requested = stop_requested
+            if not self.evaluate(missing=True):
+                return False
+            whole = True  # whether the last evaluation was played to its end
             while (step := self.trainer.step) < last and not self.callbacks.stopped_by and not self.reached_return:
                 most = min(every.left(step) for every in (log, evaluate, save, Every(last, stride)))
                 visited = self.trainer.advance(most)
@@ -403,21 +429,22 @@ class Session:
                 if log(step) or step >= last:
                     lines = [run.log(self.callbacks) for run in self.runs]
                     self.progress.note(lines[0])
-                if evaluate(step) or step >= last:
-                    self.evaluate()
+                if (evaluate(step) or step >= last) and not (whole := self.evaluate()):
+                    break
                 if save(step) and step < last and not self.callbacks.stopped_by:
                     self.save()
                 self.progress.step(step)
                 if step < last and (stop_requested() or watch.elapsed > (settings.max_hours or math.inf) * 3600):
                     break
-            done = self.trainer.step >= last or self.reached_return
+            done = whole and (self.trainer.step >= last or self.reached_return)
             if done or self.callbacks.stopped_by:  # no log line follows
                 for run in self.runs:
                     run.log_recorded()
             self.save(wait=True)
             if settings.video and done:  # what cannot be filmed costs no work
-                for run in self.runs:
-                    run.film()
+                with suppress(EvaluationStopped):
+                    for run in self.runs:
+                        run.film()
         return done
 
     @property
@@ -425,13 +452,21 @@ class Session:
         """Whether every seed has reached --stop-at, here or before it was continued."""
         return self.stop_at is not None and not self.stop_at.waiting
 
-    def evaluate(self, missing: bool = False) -> None:
-        """Evaluates every seed; with `missing` only those whose step calls for an evaluation that was not logged."""
+    def evaluate(self, missing: bool = False) -> bool:
+        """Evaluates every seed; with `missing` only those whose step calls for an evaluation that was not logged.
+
+        Returns:
+            Whether all were played to their ends; False where a signal came.
+        """
         runs = [run for run in self.runs if not missing or self._lacks_evaluation(run)]
-        results = [result for run in runs if (result := run.evaluate(self.callbacks)) is not None]
+        try:
+            results = [result for run in runs if (result := run.evaluate(self.callbacks)) is not None]
+        except EvaluationStopped:
+            return False
         if results:
             returns, lengths = (np.concatenate(part) for part in zip(*results))
             self.progress.evaluated(self.trainer.step, Evaluation(returns, lengths))
+        return True
 
     def _lacks_evaluation(self, run: SeedRun) -> bool:
         """At step 0, or where a run was restored at a step whose evaluation failed."""

@@ -473,6 +473,7 @@ class CheckpointStore:
 
     def _sweep(self) -> None:
         """Remove what a killed process or a failed save left: half-written files, and segments nothing came to need."""
+        inside(self.directory.parent, self.directory.name)  # not through a link that was put there meanwhile
         replay = files.make_directory(inside(self.directory, "replay"))
         if self._swept:
             return

@@ -15,7 +15,7 @@ import numpy as np
 from maxinforl.core.program import Packed, shared_program, unpack
 from maxinforl.core.types import Clock
 from maxinforl.core.update import TrainState
-from maxinforl.envs import EnvPool
+from maxinforl.envs import EnvPool, most_steps
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
@@ -59,6 +59,18 @@ def check_memory(settings: Settings, steps: int, spaces: Spaces, seeds: int = 1,
             f"the replay needs {replay / 1e9:.1f} GB, the agent {agent / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
             ": lower --capacity, --image-size or the networks (--set base.hidden)"
         )
+
+
+def short_replay(settings: Settings, env: Any) -> str | None:
+    """A sentence where an episode may be longer than the rows that the replay keeps of it, by which it is resumed."""
+    rows, limit = rows_for(settings.steps, settings), most_steps(env)
+    length = 0 if limit is None else min(limit // (settings.action_repeat or 1), settings.steps // settings.num_envs)
+    if length < rows:
+        return None
+    return (
+        f"an episode may have {length} steps, and the replay keeps {rows} of an environment: killed inside a longer "
+        "episode, the run will go on with a new one and not be bit-identical: raise --capacity"
+    )
 
 
 @dataclass
@@ -107,14 +119,16 @@ class SeedView:
         return lambda obs: acting.act(agent, obs, now)
 
     def log_line(self) -> dict[str, float]:
-        """Everything worth knowing since the last line; a number that is not finite ends the run."""
+        """Everything worth knowing since the last line; a number that is not finite ends the run, or with --on-nan skip
+        is left out."""
         line = self.window.drain(self.trainer.program.metric_names)
         if self.trainer.strategy.measures_error and line.get("explore/model_error") is not None:
             line["explore/recent_error"] = float(
                 np.array(self.trainer.program.recent_error(self.trainer.state))[self.at]
             )
-        for name, value in line.items():
-            if not math.isfinite(value):
+        for name in [name for name, value in line.items() if not math.isfinite(value)]:
+            value = line.pop(name)
+            if self.settings.on_nan == "stop":
                 raise RunFailed(f"{name} is {value} at step {self.step}: lower the learning rate or scale the reward")
         faults = {"rollout/faults": self.trainer.pools[self.index].faults} if self.trainer.pools else {}
         return {"step": self.step, "env_step": self.env_step} | faults | line
