@@ -130,6 +130,14 @@ def test_an_explorer_is_given_the_normalised_reward_and_one_setting_gives_the_ra
     close(run(agent, state).task, run(raw, replace(state, scale=())).task)
 
 
+def test_an_explorer_starts_cold_and_the_task_does_not():
+    agent = small("sac", "eps")
+    state = fresh(agent)
+    assert float(state.curious.alpha.log) == pytest.approx(np.log(0.1)) and float(state.task.alpha.log) == 0
+    warm = replace(agent, explorer_alpha=None)
+    assert float(fresh(warm).curious.alpha.log) == 0
+
+
 # ------------------------------------------------------------ blocks and clipped targets
 
 
@@ -272,7 +280,8 @@ def test_an_entry_that_a_file_lacks_means_what_was_done_before():
         table = config.to_plain(agent)
         for name in ("normalize", "aggregate"):
             table["intrinsic"].pop(name)
-        table.pop("normalized", None)
+        for name in ("normalized", "explorer_alpha"):
+            table.pop(name, None)
         old = config.from_file(table)
         assert old.intrinsic.normalize == Standardize() and old != agent
         assert not getattr(old, "normalized", False)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
 
-from maxinforl.core.actor_critic import Learner
+from maxinforl.core.actor_critic import ActorCritic, Learner
+from maxinforl.core.multiplier import Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import SECOND_LEARNER, SWITCHING, Intrinsic
@@ -77,9 +78,17 @@ class Switch(Intrinsic[SwitchState]):
     intrinsic: IntrinsicReward = Disagreement()
     schedule: Then | Epsilon = Epsilon()
     normalized: bool = later(True, before=False)  # the explorer's reward; the authors' code leaves it raw
+    explorer_alpha: float | None = later(0.1, before=None)  # the explorer's first temperature; None: the base's own
+
+    @property
+    def explorer(self) -> ActorCritic:
+        """The base, with a temperature that does not drown an intrinsic reward of unit spread."""
+        if self.explorer_alpha is None or not isinstance(self.base.alpha, Tuned):
+            return self.base
+        return replace(self.base, alpha=replace(self.base.alpha, start=self.explorer_alpha))
 
     def init(self, key: Array, spec: Spec) -> SwitchState:
-        curious = self.base.init(jax.random.fold_in(key, SECOND_LEARNER), spec)
+        curious = self.explorer.init(jax.random.fold_in(key, SECOND_LEARNER), spec)
         dice = jax.random.key_data(jax.random.fold_in(key, SWITCHING))
         scale = self.init_scale() if self.normalized else ()
         return SwitchState(self.base.init(key, spec), curious, self.init_model(key, spec), dice, scale)
@@ -97,7 +106,7 @@ class Switch(Intrinsic[SwitchState]):
         task = self.base.act(s.task, obs, key, clock, explore=explore, noise=noise)
         if not explore:
             return task
-        curious = self.base.act(s.curious, obs, key, clock, explore=True, noise=noise)
+        curious = self.explorer.act(s.curious, obs, key, clock, explore=True, noise=noise)
         return jnp.where(self.exploring(s, clock), curious, task)
 
     def critic_step(
@@ -108,7 +117,7 @@ class Switch(Intrinsic[SwitchState]):
         scale = s.scale.update(raw) if self.normalized else ()
         shaping = Shaping(backup=(batch.one._replace(reward=s.scale(raw) if self.normalized else raw),))
         k_curious = jax.random.fold_in(key, SECOND_LEARNER)
-        curious, _, _ = self.base.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
+        curious, _, _ = self.explorer.critic_step(s.curious, batch, k_curious, clock, lambda _: shaping)
         s = replace(s, task=task, curious=curious, scale=scale)
         return s, metrics | {"explore/intrinsic_reward": raw.mean()}, latents
 
@@ -116,6 +125,7 @@ class Switch(Intrinsic[SwitchState]):
         self, s: SwitchState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[SwitchState, Metrics]:
         task, metrics, _ = self.base.actor_step(s.task, batch, latents, key, clock)
-        curious, _, _ = self.base.actor_step(s.curious, batch, latents, jax.random.fold_in(key, SECOND_LEARNER), clock)
+        k_curious = jax.random.fold_in(key, SECOND_LEARNER)
+        curious, _, _ = self.explorer.actor_step(s.curious, batch, latents, k_curious, clock)
         share = self.exploring(s, clock).astype(jnp.float32)
         return replace(s, task=task, curious=curious), metrics | {"explore/exploring": share}
