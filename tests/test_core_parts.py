@@ -10,11 +10,10 @@ import optax
 import pytest
 
 from core_helpers import HIDDEN, quick
-from maxinforl.core import normalizer
 from maxinforl.core.actor_critic import ActorCritic, polyak
 from maxinforl.core.multiplier import HIGH, LOW, Fixed, Tuned
 from maxinforl.core.networks import MLP, RELU_GAIN, Dense, LayerNorm, initial_weight, orthogonal, stacked
-from maxinforl.core.normalizer import Normalizer
+from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian, constant
 from maxinforl.errors import BadInput
 from maxinforl.intrinsic import Disagreement, InfoGain
@@ -108,10 +107,10 @@ def test_normalizer_starts_as_the_identity_and_forgets_its_start():
 def test_normalizer_floor_and_cap():
     """The standard deviation never below the floor, the count capped."""
     n = Normalizer().update(jnp.full(5, 7.0))
-    assert float(n.std) == pytest.approx(1e-3) == normalizer.FLOOR
+    assert float(n.std) == pytest.approx(1e-3) == Standardize().floor
     old = eqx.tree_at(lambda n: n.count, Normalizer(), jnp.asarray(1e6))
     new = old.update(jnp.full(1000, 1.0))
-    assert float(new.count) == 1e6 == normalizer.MOST
+    assert float(new.count) == 1e6 == Standardize().memory
     np.testing.assert_allclose(new.mean, 1000 / 1001000, rtol=1e-5)
 
 
