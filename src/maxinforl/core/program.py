@@ -19,7 +19,7 @@ from maxinforl.transition import Transition
 
 RECENT = 64  # transitions on which the intrinsic model's error is measured
 ONCE = {"xla_backend_optimization_level": 0}  # for programs that run once: they compile in half the time
-PER_SEED = TrainState(0, 0, None, 0, 0)  # type: ignore[arg-type]
+PER_SEED = TrainState(0, 0, None, 0, 0, 0)  # type: ignore[arg-type]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -48,6 +48,7 @@ class Packed:
     clock = property(lambda self: self.whole.clock)
     seed = property(lambda self: self.whole.seed)
     noise = property(lambda self: self.whole.noise)
+    sums = property(lambda self: self.whole.sums)
 
 
 def pack(x: Any) -> Any:
@@ -86,13 +87,14 @@ class Program(StepFunctions):
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
         """A fresh state; outputs of one program share no buffer, so that it can be donated."""
 
-        def init(seed: Array) -> tuple[Any, Any]:
+        def init(seed: Array) -> tuple[Any, Any, Any]:
             noise, lanes = self.agent.base.action_noise, replay.head.shape[-1]
             process = noise and noise.init(self.noise_key(seed, 0), lanes, self.spec.action)
-            return self.agent.init(stream(seed, INIT), self.spec), () if process is None else process
+            sums = jnp.zeros(lanes, jnp.float32) if self.agent.base.normalize_returns else ()
+            return self.agent.init(stream(seed, INIT), self.spec), () if process is None else process, sums
 
-        agent, noise = jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)(seed)
-        return TrainState(agent, replay, clock(total=total), jnp.copy(seed), noise)
+        agent, noise, sums = jax.jit(init if self.seeds is None else jax.vmap(init), compiler_options=ONCE)(seed)
+        return TrainState(agent, replay, clock(total=total), jnp.copy(seed), noise, sums)
 
     # ------------------------------------------------------------ one dispatch per agent step
 
@@ -101,7 +103,7 @@ class Program(StepFunctions):
         """(state, first observations, uniform) -> (state, action)"""
 
         def begin(s: TrainState, obs: Array, uniform: bool):
-            s = replace(s, replay=s.replay.begin(obs))
+            s = replace(s, replay=s.replay.begin(obs), agent=self.agent.observe(s.agent, obs))
             return s, self.select_action(s, uniform=uniform)
 
         programs = {
