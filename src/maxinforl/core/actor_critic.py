@@ -133,8 +133,10 @@ class ActorCritic:
     normalize_returns: bool = False  # divide rewards by the spread of discounted sums of them (XQC)
     reset_at: tuple[int, ...] = ()  # transitions at which networks, optimisers and alpha begin afresh (BRO)
     reset_every: int | None = None  # transitions between such resets
-    gamma_by_length: bool = False  # whether gamma follows the episode's length (`discount_of`), where the run sets none
-    warm_up: int = 0  # random transitions before learning, at most a tenth of the run, where the run sets no other
+    # where the run sets no other
+    gamma_by_length: bool = False  # gamma from the episode's length (`discount_of`)
+    warm_up: int = 0  # random transitions before learning, at most a tenth of the run
+    batch_size: int = 256
 
     def __post_init__(self):
         check_learner(self)
@@ -481,6 +483,11 @@ class ActorCritic:
         if self.optimism is not None:
             out = self.optimism(self.policy, out, lambda a: self.q(s.params.critic, inputs, a, stats=s.stats.critic)[0])
         return self.policy.act(out, key, self.sigma(s, clock, "acting"), noise)
+
+
+def discount_of(length: float) -> float:
+    """gamma of tasks whose episodes have so many agent steps: 1 - 5 / length, between 0.95 and 0.995 (TD-MPC2)."""
+    return float(min(max(1 - 5 / length, 0.95), 0.995))
 
 
 def bellman(backup: Backup, shift: Bellman) -> Bellman:

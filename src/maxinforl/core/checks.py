@@ -9,7 +9,7 @@ from maxinforl.core.networks import ACTIVATIONS
 from maxinforl.core.policies import SquashedGaussian
 from maxinforl.errors import BadInput, unknown
 
-COUNTS = ("critics", "num_min_critics", "channels", "policy_delay", "update_ratio", "nstep")
+COUNTS = ("critics", "num_min_critics", "channels", "policy_delay", "update_ratio", "nstep", "batch_size")
 CHOICES = {
     "critic_reduction": ("min", "mean"),
     "target_reduction": ("min", "mean"),

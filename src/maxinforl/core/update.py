@@ -49,16 +49,15 @@ def update(agent: Any, state: Any, batches: Batch, key: Array, now: Clock) -> tu
     last = jax.tree.map(lambda x: x[-1], batches)
     state, metrics, latents, batch, at = evaluate(state, last, count - 1)
     improve = lambda state: agent.actor_step(state, batch, latents, k_actor, at)
-    state, more = (
-        delayed(improve, state, agent.base.policy_delay, at) if agent.base.delay_across_steps else improve(state)
-    )
+    delay = agent.base.policy_delay if agent.base.delay_across_steps else 1
+    state, more = improve(state) if delay == 1 else delayed(improve, state, delay, at)
     state, model = agent.model_step(state, latents)
     return state, metrics | more | model
 
 
 def delayed(improve: Callable, state: Any, delay: int, now: Clock) -> tuple[Any, Metrics]:
-    """Every `delay`-th update improves; its metrics count `delay` times and those of the others are 0, so that means over
-    many updates are those of the updates that improved."""
+    """Every `delay`-th update improves; its metrics count `delay` times and those of the others are 0, so that means
+    over many updates are those of the updates that improved."""
 
     def due(state):
         state, metrics = improve(state)

@@ -78,7 +78,9 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 def differences(path: Path) -> list[str]:
     """Settings in which the run differs from the preset of its algorithm and environment."""
     settings, strategy, _ = read_config(path)
-    asked = {name: getattr(settings, name) for name in ("algo", "base", "explore", "intrinsic", "env", "preset")}
+    asked = {
+        name: getattr(settings, name) for name in ("algo", "base", "explore", "intrinsic", "env", "preset", "steps")
+    }
     if asked["algo"]:
         asked |= {"base": None, "explore": None, "intrinsic": None}
     usual, agent = resolve(Settings(**asked))
