@@ -38,14 +38,11 @@ class MaxInfo(Weighted):
         if isinstance(self.weight, Tied) and not self.base.policy.entropic:
             raise BadInput("a tied weight is the entropy's temperature, which a deterministic policy does not have")
         if isinstance(self.weight, Tuned) and self.target is None and (self.base.actor_tau or self.base.tau) == 1:
-            raise BadInput(
-                "a target policy that does not lag leaves nothing to tune the weight by: lower base.actor_tau"
-            )
+            raise BadInput("a target policy that does not lag cannot tune the weight: lower base.actor_tau")
 
     @property
     def own_critic(self) -> bool:
-        """Whether the gain has a critic of its own, which an n-step return of the task needs, and a support of values
-        that the task alone fills."""
+        """Whether the gain has a critic of its own: n-step returns need it, and supports that the task alone fills."""
         return self.separate or self.base.nstep > 1 or self.base.head.reach is not None
 
     @property
