@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -310,13 +310,17 @@ class ActorCritic:
         out = self.pi(s.params.actor, inputs, s.stats.actor)
         return Successor(inputs, *self.policy.sample(out, key, self.sigma(s, clock)))
 
+    @property
+    def targets_itself(self) -> bool:
+        """Whether there is no target network, and the pass of the loss gives the target too (CrossQ)."""
+        return self.of_critic.batch_norm and self.tau == 1
+
     def next_outputs(self, s: Learner, batch: Batch, after: Successor, key: Array, channels: slice) -> Array:
         """The target critics at the successors, of some channels: [channels, critics, batch, outputs].
 
-        With batch norm the batch joins the pass, as successors join that of the loss. Where tau is 1 there is no target
-        network, and this is the loss's own pass, which XLA makes once.
+        With batch norm the batch joins the pass, as successors join that of the loss.
         """
-        critic = s.params.critic if self.of_critic.batch_norm and self.tau == 1 else s.target.critic
+        critic = s.params.critic if self.targets_itself else s.target.critic
         heads, stats = jax.tree.map(lambda leaf: leaf[channels], (critic.heads, s.stats.critic))
         critic = replace(critic, heads=heads)
         if not self.of_critic.batch_norm:
@@ -325,16 +329,26 @@ class ActorCritic:
         return self.evaluate(critic, stats, inputs, batch.action, key, after)[0][:, :, batch.action.shape[0] :]
 
     def td_target(
-        self, s: Learner, batch: Batch, latents: Latents, key: Array, clock: Clock, shaping: Shaping
+        self,
+        s: Learner,
+        batch: Batch,
+        latents: Latents,
+        key: Array,
+        clock: Clock,
+        shaping: Shaping,
+        outputs: Array | None = None,
     ) -> Array:
-        """y = r + discount * (min Q(s', a') + bonus(s', a') - alpha log pi(a'|s')), a row per channel."""
+        """y = r + discount * (min Q(s', a') + bonus(s', a') - alpha log pi(a'|s')), a row per channel.
+
+        `outputs` are those of the critics at (s', a'), where a pass that gives them was made already.
+        """
         k_action, k_choice, k_dropout = jax.random.split(key, 3)
         backups = self.backups(s, batch, shaping)
         shared = all(b.next_obs is backups[0].next_obs for b in backups)
 
         def next_value(channels: slice, next_obs: Array, k_action: Array, k_dropout: Array):
             after = self.successor(s, next_obs, k_action, clock)
-            raw = self.next_outputs(s, batch, after, k_dropout, channels)
+            raw = self.next_outputs(s, batch, after, k_dropout, channels) if outputs is None else outputs
             if self.num_min_critics < self.critics:
                 raw = raw[:, jax.random.choice(k_choice, self.critics, (self.num_min_critics,), replace=False)]
             return self.head.combine(raw, self.target_reduction), after
@@ -371,24 +385,26 @@ class ActorCritic:
         features, to_encoder = jax.vjp(lambda encoder: self.encoder.features(encoder, batch.obs), s.params.encoder)
         latents = self.latents(s, batch, features)
         shaped = shaping(latents)
-        y = self.td_target(s, batch, latents, k_target, clock, shaped)
+        target = partial(self.td_target, s, batch, latents, k_target, clock, shaped)
+        before = None if self.targets_itself else target()
         joined = self.joined(s, batch, k_target, clock, shaped)
 
         def loss(critic, features):
             inputs, rows = self.inputs(s, features), batch.action.shape[0]
             raw, stats = self.evaluate(critic, s.stats.critic, inputs, batch.action, k_dropout, joined)
+            y = target(stop_gradient(raw[:, :, rows:])) if before is None else before
             raw = raw if joined is None else raw[:, :, :rows]
-            return self.head.loss(raw, y[:, None]).mean((1, 2)).sum(), (raw, stats)
+            return self.head.loss(raw, y[:, None]).mean((1, 2)).sum(), (raw, y, stats)
 
         value_and_grad = jax.value_and_grad(loss, (0, 1), has_aux=True)
-        (error, (raw, stats)), (by_critic, by_features) = value_and_grad(s.params.critic, features)
+        (error, (raw, y, stats)), (by_critic, by_features) = value_and_grad(s.params.critic, features)
         grads, value = (*to_encoder(by_features), by_critic), (s.params.encoder, s.params.critic)
         (encoder, critic), opt = apply_gradients(self.optimizer, grads, s.value_opt, value, self.pace(clock))
         critic = replace(critic, heads=self.of_critic.project(critic.heads))
         params = replace(s.params, encoder=encoder, critic=critic)
-        target = replace(s.target, critic=polyak(s.target.critic, critic, self.tau))
+        slow = replace(s.target, critic=polyak(s.target.critic, critic, self.tau))
         metrics = {"train/critic_loss": error, "train/q": self.head.mean(raw)[0].mean()} | self.head.metrics(y)
-        s = replace(s, params=params, target=target, value_opt=opt, stats=replace(s.stats, critic=stats))
+        s = replace(s, params=params, target=slow, value_opt=opt, stats=replace(s.stats, critic=stats))
         return s, metrics, latents
 
     def joined(self, s: Learner, batch: Batch, key: Array, clock: Clock, shaping: Shaping) -> Successor | None:
