@@ -77,6 +77,14 @@ def test_published_sizes_apply_by_name_and_widths_of_dense_layers_never_in_silen
             resolve(Settings(**wrong))
 
 
+def test_the_gains_weight_starts_in_proportion_to_divided_rewards():
+    start = lambda **asked: resolve(Settings(env="Pendulum-v1", **asked))[1].weight.start
+    divided = ("base.normalize_returns", True)
+    assert start(algo="maxinfo-sac") == 1 and start(algo="maxinfo-xqc") == 1
+    assert start(algo="maxinfo-sac", set=(divided,)) == pytest.approx(0.05)
+    assert start(algo="maxinfo-sac", set=(divided, ("weight.start", 1.0))) == 1
+
+
 def test_pieces_are_settings_of_any_base():
     pieces = {
         "base.critic_net": {"kind": "SimbaNet", "width": 16, "blocks": 1},

@@ -21,7 +21,7 @@ from maxinforl.algorithms import (
 from maxinforl.core.actor_critic import ActorCritic, discount_of
 from maxinforl.envs import default_action_repeat, episode_limit
 from maxinforl.errors import BadInput, unknown
-from maxinforl.explore import Strategy
+from maxinforl.explore import MaxInfo, Strategy, Tuned
 
 
 def option(default: Any, text: str, **known: Any) -> Any:
@@ -362,7 +362,7 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     check_updates(settings)
     check_batch(settings, agent)
-    return settings, with_discount(agent, settings)
+    return settings, with_start(with_discount(agent, settings), settings)
 
 
 def from_base(base: ActorCritic, settings: Settings) -> dict[str, Any]:
@@ -381,6 +381,17 @@ def with_discount(agent: Strategy, settings: Settings) -> Strategy:
     if not agent.base.gamma_by_length or limit is None or "base.gamma" in dict(settings.set):
         return agent
     return config.override(agent, "base.gamma", discount_of(limit / (settings.action_repeat or 1)))
+
+
+def with_start(agent: Strategy, settings: Settings) -> Strategy:
+    """Where rewards are divided, values are about 5 at most, and the gain's weight starts at 5(1 - gamma).
+
+    In a critic of its own the gain is in the values' units already.
+    """
+    untouched = isinstance(agent, MaxInfo) and agent.weight == Tuned() and "weight.start" not in dict(settings.set)
+    if not (untouched and agent.base.normalize_returns) or agent.own_critic:  # type: ignore[attr-defined]
+        return agent
+    return config.override(agent, "weight.start", 5 * (1 - agent.base.gamma))
 
 
 def check_batch(settings: Settings, agent: Strategy) -> None:
