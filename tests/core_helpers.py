@@ -14,6 +14,7 @@ import optax
 from maxinforl.algorithms import algorithm, compose
 from maxinforl.core import networks
 from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.heads import Categorical, Quantile
 from maxinforl.core.multiplier import Tuned
 from maxinforl.core.program import Program
 from maxinforl.core.types import Backup, Batch, Spec, clock
@@ -54,11 +55,20 @@ def shrink(agent, hidden=HIDDEN, members=3, policy_delay=2, critics=3):
         hidden=hidden,
         policy_delay=min(policy_delay, agent.base.policy_delay),
         critics=min(critics, agent.base.critics),
+        **narrow(agent.base),
     )
     agent = replace(agent, base=base)
     if not hasattr(agent, "intrinsic"):
         return agent
     return replace(agent, intrinsic=replace(agent.intrinsic, hidden=hidden, members=members))
+
+
+def narrow(base: ActorCritic) -> dict:
+    """Small networks and heads of a modern base."""
+    nets = {name: getattr(base, name) for name in ("critic_net", "actor_net")}
+    found = {name: replace(net, width=8) for name, net in nets.items() if net is not None}
+    heads = {Categorical: {"atoms": 5}, Quantile: {"quantiles": 4}}
+    return found | {"head": replace(base.head, **heads.get(type(base.head), {}))}
 
 
 def small(*names: str):
@@ -186,7 +196,7 @@ def updater(agent):
 
 def run(agent, state, data=None, seed=0, now=NOW, key=None):
     """The state after one update."""
-    data = batches(agent.base.policy_delay) if data is None else data
+    data = batches(1 if agent.base.delay_across_steps else agent.base.policy_delay) if data is None else data
     return updater(agent)(state, data, jax.random.key(seed) if key is None else key, now)[0]
 
 

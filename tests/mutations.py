@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "maxinforl"
 
 REFERENCE, LEARNER, EXPLORE, LAWS = (f"tests/test_core_{n}.py" for n in ("reference", "learner", "explore", "laws"))
+EXPLORERS = "tests/test_explorers.py"
 PARTS, INTRINSIC, REPLAY = (f"tests/test_core_{n}.py" for n in ("parts", "intrinsic", "replay"))
 SAC = f"{REFERENCE}::test_sac_update_matches_the_equations"
 MAXINFO = f"{REFERENCE}::test_maxinfo_update_matches_the_equations"
@@ -84,42 +85,49 @@ TARGET, BACKUP = "ActorCritic.td_target", "Replay.backup"
 ROUND = f"{LEARNER}::test_a_round_of_critic_steps_is_those_steps_one_by_one"
 CLIPPED = f"{PARTS}::test_noise_of_a_deterministic_policy_is_clipped_in_updates_only"
 
+BASES, PIECES = "tests/test_bases_reference.py", "tests/test_bases_laws.py"
+XQC = f"{BASES}::test_an_update_matches_the_equations"
+SEEN = f"{BASES}::test_statistics_are_of_what_is_acted_on_and_the_last_reward_belongs_to_its_episode"
+AFRESH = f"{BASES}::test_a_reset_begins_afresh_but_for_what_was_observed"
+
 CORE = [
     # ------------------------------------------------------------ targets
-    m("gamma around the reward as well", TARGET, "_b._r + _b._d * _v", "_b._d * (_b._r + _v)", SAC),
+    m("gamma around the reward as well", "bellman", "_b._r + _b._d * _f(_v)", "_b._d * (_b._r + _f(_v))", SAC),
     m("gain outside gamma's bracket", TARGET,
-      "_vs[0] + _f(_z, _as[0])[0]", "_vs[0] + _f(_z, _as[0])[0] / jnp.maximum(_bs[0].discount, 1e-3)", MAXINFO,
-      given="_bs = [_t if _b is None else _b for _b in _list]"),
+      "_f(_l.next_z, _a)[0]", "_f(_l.next_z, _a)[0] / jnp.maximum(_bs[0].discount, 1e-3)", MAXINFO,
+      given="_bs = _o.backups(_s, _b, _h)"),
     m("gain of the state instead of the next one", TARGET, "_f(_l.next_z, _a)", "_f(_l.z, _a)", MAXINFO),
-    m("entropy missing in the target", TARGET, "_vs[_i] - _t * _lps[_i]", "_vs[_i]", SAC),
-    m("maximum of the target critics", TARGET, "_q.min(1)", "_q.max(1)", SAC),
-    m("target from the online critics", TARGET,
-      "jax.tree.map(_f, _s._t._c._h)", "jax.tree.map(_f, _s.params._c._h)", SAC),
-    m("target action from the target policy", TARGET, "_pi(_s._p._a, _f)", "_pi(_s.target._a, _f)", SAC),
+    m("entropy missing in the target", "ActorCritic.shift", "_v - _t * _x if _c else _v", "_v", SAC),
+    m("maximum of the target critics", "Scalar.combine", "_q.min(1)", "_q.max(1)", SAC),
+    m("target from the online critics", "ActorCritic.next_outputs",
+      "_s.params._c if _x else _s.target._c", "_s.params._c", SAC),
+    m("target action from the target policy", "ActorCritic.successor",
+      "_pi(_s._p._a, _i, _t)", "_pi(_s.target._a, _i, _t)", SAC),
     m("gradient through the target", TARGET, "stop_gradient(_x)", "_x", f"{LEARNER}::test_targets_are_constants"),
     m("loss summed over critics", CRITIC, "_e.mean((1, 2)).sum()", "_e.mean(2).sum()", SAC),
     # ------------------------------------------------------------ target networks
     m("stale target critic", CRITIC, "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", SAC),
     m("target critic lags one update more", CRITIC,
       "replace(_s._t, _k=_f(_o, _n, _tau))", "replace(_s._t, _k=_f(_o, _s.params._k, _tau))", SAC),
-    m("stale target policy", ACTOR, "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", MAXINFO),
+    m("stale target policy", "ActorCritic.with_actor", "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", MAXINFO),
     m("tau on the wrong side", "polyak", "(1 - _t) * _a + _t * _b", "_t * _a + (1 - _t) * _b",
       f"{PARTS}::test_polyak_moves_the_target_by_tau"),
     # ------------------------------------------------------------ improvement
-    m("actor reads the target critics", ACTOR, "_q(_s._p._c, _f, _a, _k)", "_q(_s.target._c, _f, _a, _k)", SAC),
+    m("actor reads the target critics", ACTOR, "_q(_s._p._c, _f, _a, _k, _t)", "_q(_s.target._c, _f, _a, _k, _t)",
+      SAC),
     m("actor reads the mean", "ActorCritic.reduce_critics", "_q.min(1) if _c else _q.mean(1)", "_q.mean(1)", SAC),
     m("entropy's sign in the actor", ACTOR, "_o - _w[_i] * _t * _lp", "_o + _w[_i] * _t * _lp", SAC),
     m("no gradient through the gain", ACTOR, "_o = _o + _b", "_o = _o + stop_gradient(_b)", MAXINFO),
-    m("target entropy's sign", ACTOR, "-float(_x)", "float(_x)", SAC),
+    m("target entropy's sign", ACTOR, "_e * _b._a.shape[-1]", "-_e * _b._a.shape[-1]", SAC),
     m("behaviour without noise", "ActorCritic.act", "_p._act(_out, _key, _f(_s, _c, _u), _n)", "_p.mode(_out)",
       f"{LEARNER}::test_acting_samples_the_policy"),
     # ------------------------------------------------------------ order of one update
     m("model before actor", "update",
-      "_s, _m = _a._f(_s, _b, _l, _k, _t)\n_s, _n = _a._g(_s, _l)",
-      "_s, _n = _a._g(_s, _l)\n_s, _m = _a._f(_s, _b, _l, _k, _t)", MAXINFO),
+      "_s, _m = _f(_s) if _c else _d\n_s, _n = _a._g(_s, _l)",
+      "_s, _n = _a._g(_s, _l)\n_s, _m = _f(_s) if _c else _d", MAXINFO),
     m("actor before critic", "update",
-      "_s, _m, _l, _b, _t = _e(_s, _last, _i)\n_s, _n = _a._f(_s, _b, _l, _k, _t)",
-      "_, _m, _l, _b, _t = _e(_s, _last, _i)\n_s, _n = _a._f(_s, _b, _l, _k, _t)\n_s = _e(_s, _last, _i)[0]", SAC),
+      "_s, _m, _l, _b, _t = _e(_s, _last, _i)\n_f = _g\n_d = _x\n_s, _n = _y",
+      "_, _m, _l, _b, _t = _e(_s, _last, _i)\n_f = _g\n_d = _x\n_s, _n = _y\n_s = _e(_s, _last, _i)[0]", SAC),
     m("model trained once per round", "update", "return _a._f(_s, _l)[0], None", "return _s, None", ROUND),
     m("one key for all critic steps of a round", "update",
       "_f(_s, _b, jax.random.fold_in(_k, _i), _t)", "_f(_s, _b, jax.random.fold_in(_k, 0), _t)", ROUND),
@@ -170,6 +178,34 @@ CORE = [
     m("resets count as transitions", "Replay.add", "_r._p + _t._v", "_r._p + 1", REPLAY),
     m("the newest transition is never drawn", "Replay.draw", "jnp.maximum(_b, 1)", "jnp.maximum(_b - 1, 1)", REPLAY),
     m("frame stacks cross a reset", "Replay.frames", "jnp.minimum(_x, _a)", "_x", REPLAY),
+    # ------------------------------------------------------------ modern bases
+    m("rows of norm 1", "unit_columns",
+      "jnp.linalg.norm(_w, axis=-2, _k=True)", "jnp.linalg.norm(_w, axis=-1, _k=True)",
+      f"{PIECES}::test_columns_of_norm_1_leave_a_network_in_training_as_it_was_and_are_held_after_every_step"),
+    m("critics never projected", CRITIC, "replace(_c, _h=_n.project(_c._h))", "_c", XQC),
+    m("actor never projected", ACTOR, "replace(_a, _h=_n.project(_a._h))", "_a", XQC),
+    m("successors in a pass of their own", CRITIC,
+      "_f(_c, _s.stats._x, _i, _a, _k, _j)", "_f(_c, _s.stats._x, _i, _a, _k)",
+      XQC),
+    m("the target's pass without the batch", "ActorCritic.next_outputs",
+      "_f(_c, _t, _i, _b._a, _k, _j)[0][:, :, _n:]",
+      "_f(_c, _t, _j.inputs, _j.action, _k, _j)[0][:, :, _n:]", XQC),
+    m("critics' statistics stay", CRITIC, "replace(_s.stats, _c=_x)", "_s.stats", XQC),
+    m("a delay that begins with an actor step", "delayed", "(_n._u + 1) % _d == 0", "_n._u % _d == 0",
+      f"{BASES}::test_the_actor_waits_for_every_third_update_across_steps"),
+    m("quantile loss sums over targets", "quantile_huber", "_x.sum(-2).mean(-1)", "_x.sum(-1).mean(-1)",
+      f"{PIECES}::test_quantile_loss_sums_over_predictions_and_averages_over_targets"),
+    m("quantiles the wrong way round", "quantile_huber", "_t - (_d < 0)", "_t - (_d > 0)",
+      f"{PIECES}::test_quantile_loss_sums_over_predictions_and_averages_over_targets"),
+    m("the distribution of the larger mean", "smallest", "_m.argmin(1)", "_m.argmax(1)", XQC),
+    m("a reset forgets what was observed", "ActorCritic.begin_afresh", "replace(_l, _o=_s._o)", "_l", AFRESH),
+    m("a reset one transition late", "ActorCritic.reset_due",
+      "(_b < _a) & (_a <= _c)", "(_b <= _a) & (_a < _c)", AFRESH),
+    m("statistics of where a step led", "StepFunctions.observe", "_f(_s._a, _t.obs)", "_f(_s._a, _t.next_obs)", SEEN),
+    m("statistics of what came before", "StepFunctions.insert", "return _x.observe(_s, _t, _e)", "return _s", SEEN),
+    m("the last reward in the next episode", "StepFunctions.observe",
+      "_g * _s.sums + _t.reward", "_g * _s.sums * ~_t.terminated + _t.reward", SEEN),
+    m("rewards divided without a bound", "ReturnScale.divisor", "jnp.maximum(_a, _b)", "_a", XQC),
 ]  # fmt: skip
 
 GAIN = f"{INTRINSIC}::test_information_gain_of_a_case_made_by_hand"
@@ -209,17 +245,17 @@ ALGORITHMS = [
       "_f(jnp.concatenate([_r, _t]))", "_f(_r)", MAXINFO),
     m("the critic's gain is not standardised", MAXINFO_CRITIC,
       "_w * _f(_g(_m, _z, _a))", "_w * _g(_m, _z, _a)", MAXINFO),
-    m("the target policy shares the policy's noise", "MaxInfo.compared",
+    m("the target policy shares the policy's noise", MAXINFO_ACTOR,
       "jax.random.fold_in(_k, TARGET_POLICY)", "jax.random.split(_k)[0]",
       f"{LEARNER}::test_target_policy_and_policy_draw_their_own_noise"),
-    m("paired noise is noise of its own", "MaxInfo.compared", "actor_keys(_k)[0]", "actor_keys(_k)[1]",
+    m("paired noise is noise of its own", MAXINFO_ACTOR, "actor_keys(_k)[0]", "actor_keys(_k)[1]",
       f"{EXPLORERS}::test_paired_noise_leaves_nothing_to_compare_where_policy_and_copy_are_alike"),
-    m("the explorer's reward stays raw", "Switch.critic_step", "s.scale(_r) if _n else _r", "_r",
+    m("the explorer's reward stays raw", "Switch.critic_step", "_s._scale(_r) if _n else _r", "_r",
       f"{EXPLORERS}::test_an_explorer_is_given_the_normalised_reward_and_one_setting_gives_the_raw_one"),
     m("the memory of a normaliser is endless", "Normalizer.update", "jnp.minimum(_c, _m)", "_c",
       f"{EXPLORERS}::test_statistics_remember_as_many_points_as_they_say"),
-    m("scaling centres all the same", "Normalizer.__call__", "_x / stop_gradient(self.std)",
-      "(_x - self.mean) / stop_gradient(self.std)",
+    m("scaling centres all the same", "Normalizer.__call__", "_x / stop_gradient(_o._std)",
+      "(_x - _o.mean) / stop_gradient(_o._std)",
       f"{EXPLORERS}::test_statistics_remember_as_many_points_as_they_say", nth=0),
     m("targets are never clipped", "Ensemble.update", "jnp.clip(_y, _a, _b)", "_y",
       f"{EXPLORERS}::test_targets_are_clipped_only_where_asked"),
@@ -227,7 +263,7 @@ ALGORITHMS = [
       f"{EXPLORERS}::test_noise_starts_afresh_where_an_episode_ended_and_lanes_are_independent"),
     m("correlated noise grows", "CorrelatedNoise.advance", "jnp.sqrt(1 - _d**2) * _f", "_f",
       f"{EXPLORERS}::test_pink_noise_has_its_spectrum_and_unit_variance"),
-    m("the explorer starts warm", "Switch.init", "self.explorer.init(_k, _s)", "self.base.init(_k, _s)",
+    m("the explorer starts warm", "Switch.init", "_o.explorer.init(_k, _s)", "_o.base.init(_k, _s)",
       f"{EXPLORERS}::test_an_explorer_starts_cold_and_the_task_does_not"),
     m("the base's key does not pass untouched", MAXINFO_CRITIC,
       "_f(_l, _b, _k, _c, _s)", "_f(_l, _b, jax.random.fold_in(_k, 9), _c, _s)",
@@ -237,8 +273,9 @@ ALGORITHMS = [
     m("mask on the gain's own critic", MAXINFO_CRITIC, "_a if _c else _b", "_a",
       f"{REFERENCE}::test_maxinfo_on_an_nstep_base_keeps_the_gain_in_its_own_critic"),
     # ------------------------------------------------------------ DroQ and DDPG
-    m("targets without dropout", TARGET, "_f(_c, _h, _x, _a, _k)", "_f(_c, _h, _x, _a, None)", DROPOUT),
-    m("one dropout for all critics", "ActorCritic.heads",
+    m("targets without dropout", "ActorCritic.next_outputs",
+      "_f(_c, _t, _x, _a, _k)", "_f(_c, _t, _x, _a, None)", DROPOUT),
+    m("one dropout for all critics", "ActorCritic.evaluate",
       "jax.random.split(_k, _n)", "jnp.stack([_k] * _n)", DROPOUT),
     m("DDPG with DrQv2's clip", "BASES", "_p(_c=0.5)", "_p(_c=0.3)", f"{LEARNER}::test_the_papers_numbers"),
     # ------------------------------------------------------------ REDQ and OAC
@@ -347,7 +384,7 @@ PIXELS = [
     m("the gain's critic without its weight", MAXINFO_ACTOR, "_f(_n, (1.0, _w))", "_f(_n, (1.0, 1.0))",
       f"{SEEING}::test_the_actor_maximises_both_critics_by_their_weight"),
     m("an image encoded once more than needed", "ActorCritic.target_action",
-      "_p(_a, _f(_s, _o))", "_p(_a, _f(_s, _o[::-1])[::-1])", PASSES),
+      "_p(_a, _i(_s, _f(_s, _o)), _t)", "_p(_a, _i(_s, _f(_s, _o[::-1])[::-1]), _t)", PASSES),
     m("a schedule that is over early", "NOISES", "_f(1.0, 0.1, 500_000)", "_f(1.0, 0.1, 100_000)",
       f"{SEEING}::test_schedules_have_their_ends_and_stay_there"),
     m("wider noise in updates", "DRQV2", "_p(_c=0.3)", "_p(_c=0.5)",

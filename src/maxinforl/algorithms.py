@@ -7,10 +7,12 @@ from typing import Any, Literal, get_args
 
 from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK
 from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.architectures import BatchNormNet, BroNet, SimbaNet
 from maxinforl.core.encoders import Pixels
-from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
+from maxinforl.core.heads import Categorical, Quantile
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned
 from maxinforl.core.plasticity import Dormant
-from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, constant
+from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian, constant
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Eipo, Epsilon, IntrinsicSum, MaxInfo, Plain, Strategy, Switch, Then
 from maxinforl.intrinsic import RND, Curiosity, Disagreement, Ensemble, InfoGain
@@ -25,6 +27,64 @@ NOISES: dict[str, Linear] = {
 DRQV2 = ActorCritic(
     policy=NoisyDeterministic(clip=0.3), encoder=Pixels(), nstep=3, tau=0.01, lr=1e-4, noise=NOISES["linear"]
 )
+# The modern bases at the sizes of a CPU; the presets <name>-published have the widths of their papers.
+SIMBA = ActorCritic(
+    critic_net=SimbaNet(width=128, blocks=2),
+    actor_net=SimbaNet(width=64, blocks=1),
+    policy=SquashedGaussian(log_std="tanh"),
+    normalize_observations=True,
+    lr=1e-4,
+    weight_decay=1e-2,
+    alpha=Tuned(0.01, lr=1e-4),
+    target_entropy=-0.5,
+    update_ratio=2,
+    gamma_by_length=True,
+    warm_up=5_000,
+)
+RENORMED = BatchNormNet(width=256, layers=2, after=True, renorm=100_000)
+CROSSQ = ActorCritic(
+    critic_net=RENORMED,
+    actor_net=RENORMED,
+    policy=SquashedGaussian(least=-20.0),
+    tau=1.0,  # no target network
+    actor_tau=0.005,  # of MaxInfo's target policy
+    lr=1e-3,
+    adam_b1=0.5,
+    alpha=Tuned(lr=1e-3),
+    policy_delay=3,
+    delay_across_steps=True,
+    warm_up=5_000,
+)
+BRO = ActorCritic(
+    critic_net=BroNet(width=256, blocks=2),
+    actor_net=BroNet(width=128, blocks=1),
+    policy=SquashedGaussian(log_std="tanh"),
+    head=Quantile(32),
+    target_reduction="mean",
+    critic_reduction="mean",
+    weight_decay=1e-4,
+    alpha=Tuned(b1=0.5),
+    target_entropy=-0.5,
+    update_ratio=2,
+    reset_at=(15_001,),
+    warm_up=2_500,
+    batch_size=128,
+)
+XQC = ActorCritic(
+    critic_net=BatchNormNet(width=256, layers=2, unit=True),
+    actor_net=BatchNormNet(width=128, layers=2, unit=True),
+    head=Categorical(51),
+    normalize_returns=True,
+    lr_schedule="linear",
+    lr_end=3e-5,
+    alpha=Tuned(0.01),
+    target_entropy=-0.5,
+    policy_delay=3,
+    delay_across_steps=True,
+    update_ratio=2,
+    gamma_by_length=True,
+    warm_up=5_000,
+)
 
 BASES: dict[str, ActorCritic] = {
     "sac": ActorCritic(),
@@ -32,6 +92,10 @@ BASES: dict[str, ActorCritic] = {
     "oac": ActorCritic(optimism=Optimism()),
     "ddpg": ActorCritic(policy=NoisyDeterministic(clip=0.5), noise=constant(0.2)),
     "droq": ActorCritic(critic_reduction="mean", layer_norm=True, dropout=0.01, policy_delay=20, update_ratio=20),
+    "simba": SIMBA,
+    "crossq": CROSSQ,
+    "bro": BRO,
+    "xqc": XQC,
     "drq": ActorCritic(encoder=Pixels()),
     "drqv2": DRQV2,
     "drm": replace(DRQV2, plasticity=Dormant()),
@@ -59,15 +123,15 @@ DEFAULT_INTRINSIC = {"maxinfo": "info-gain", "sum": "info-gain", "eipo": "info-g
 WEIGHTS: dict[str, Tuned | Tied] = {  # of MaxInfo's information gain
     "paper": Tuned(),
     "paired": Paired(),
-    "visited": Visited(),
     "tied": Tied(),
 }
 ACTION_NOISES = {"white": None, "pink": PINK, "ou": ORNSTEIN_UHLENBECK}
 LIGHT = 8  # how many times narrower than the actor the members of the light ensemble are
 
 Algo = Literal[
-    "sac", "redq", "oac", "ddpg", "droq",
+    "sac", "redq", "oac", "ddpg", "droq", "simba", "crossq", "bro", "xqc",
     "maxinfo-sac", "maxinfo-redq", "maxinfo-oac", "maxinfo-ddpg", "maxinfo-droq",
+    "maxinfo-simba", "maxinfo-crossq", "maxinfo-bro", "maxinfo-xqc",
     "maxinfo-rnd-sac", "eps-maxinfo-sac", "eps-maxinfo-curiosity-sac",
     "disagreement-sac", "curiosity-sac", "intrinsic-sac", "eipo-sac",
     "drq", "drqv2", "drm", "maxinfo-drq", "maxinfo-drqv2", "maxinfo-drm",
@@ -91,11 +155,19 @@ CATALOGUE: dict[str, Recipe] = {
     "oac": Recipe("oac", summary="optimistic behaviour policy", section="appendix"),
     "ddpg": Recipe("ddpg", summary="deterministic actor with clipped noise, twin critics", section="-"),
     "droq": Recipe("droq", summary="dropout and layer-norm critics, many updates per step", section="-"),
+    "simba": Recipe("simba", summary="residual blocks, normalised observations, weight decay", section="-"),
+    "crossq": Recipe("crossq", summary="batch norm in place of target networks", section="-"),
+    "bro": Recipe("bro", summary="residual blocks with layer norm, quantile critics, a reset", section="-"),
+    "xqc": Recipe("xqc", summary="batch norm, weights of norm 1, categorical critics, scaled rewards", section="-"),
     "maxinfo-sac": Recipe("sac", "maxinfo", "info-gain", "SAC with self-tuned information gain", "3"),
     "maxinfo-redq": Recipe("redq", "maxinfo", "info-gain", "REDQ with self-tuned information gain", "appendix"),
     "maxinfo-oac": Recipe("oac", "maxinfo", "info-gain", "OAC with self-tuned information gain", "appendix"),
     "maxinfo-ddpg": Recipe("ddpg", "maxinfo", "info-gain", "DDPG with self-tuned information gain", "-"),
     "maxinfo-droq": Recipe("droq", "maxinfo", "info-gain", "DroQ with self-tuned information gain", "-"),
+    "maxinfo-simba": Recipe("simba", "maxinfo", "info-gain", "SimBa with self-tuned information gain", "-"),
+    "maxinfo-crossq": Recipe("crossq", "maxinfo", "info-gain", "CrossQ with self-tuned information gain", "-"),
+    "maxinfo-bro": Recipe("bro", "maxinfo", "info-gain", "BRO with self-tuned information gain", "-"),
+    "maxinfo-xqc": Recipe("xqc", "maxinfo", "info-gain", "XQC with a critic for the information gain", "-"),
     "maxinfo-rnd-sac": Recipe("sac", "maxinfo", "rnd", "MaxInfoSAC with random network distillation", "appendix"),
     "eps-maxinfo-sac": Recipe("sac", "eps", "disagreement", "rounds of pure exploration with falling odds", "3.1"),
     "eps-maxinfo-curiosity-sac": Recipe("sac", "eps", "curiosity", "the same, driven by curiosity", "appendix"),

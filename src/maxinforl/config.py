@@ -10,7 +10,17 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
-from maxinforl.core import action_noise, actor_critic, encoders, multiplier, normalizer, plasticity, policies
+from maxinforl.core import (
+    action_noise,
+    actor_critic,
+    architectures,
+    encoders,
+    heads,
+    multiplier,
+    normalizer,
+    plasticity,
+    policies,
+)
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
 from maxinforl.fields import BEFORE
@@ -30,7 +40,7 @@ MOST = {  # by name of an entry; any other count is below 2**31
 @cache
 def registry() -> dict[str, type]:
     """Every class a configuration may name."""
-    modules = (action_noise, actor_critic, encoders, multiplier, normalizer, plasticity, policies)
+    modules = (action_noise, actor_critic, architectures, encoders, heads, multiplier, normalizer, plasticity, policies)
     modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, rnd)
     found = [thing for module in modules for thing in vars(module).values()]
     return {c.__name__: c for c in found if isinstance(c, type) and is_dataclass(c) and _ours(c)}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
+from itertools import chain
 from typing import Any
 
 from maxinforl import config
@@ -13,13 +14,15 @@ from maxinforl.algorithms import (
     ACTION_NOISES,
     algorithm,
     compose,
+    recipe,
     with_action_noise,
     with_uncertainty,
     with_weight,
 )
-from maxinforl.envs import default_action_repeat
+from maxinforl.core.actor_critic import ActorCritic, discount_of
+from maxinforl.envs import default_action_repeat, episode_limit
 from maxinforl.errors import BadInput, unknown
-from maxinforl.explore import Strategy
+from maxinforl.explore import MaxInfo, Strategy, Tuned
 from maxinforl.files import printable
 
 MOST_EPISODES = 1000  # of an evaluation, each in an environment of its own
@@ -79,7 +82,10 @@ class Settings:
     learning_starts: int | None = option(
         None, "uniformly random transitions before learning", least=0, most=2**31 - 1, learning=True, unlike=True
     )
-    batch_size: int = option(256, "transitions per update", least=1, most=2**20, learning=True, unlike=True)
+    batch_size: int | None = option(
+        None, "transitions per update (default: the base's; 256, and 128 in BRO)",
+        least=1, most=2**20, learning=True, unlike=True,
+    )  # fmt: skip
     capacity: int | None = option(
         None, "most transitions the replay keeps (default: 1 000 000)", least=2, most=10**12, fixed=True, implied=True
     )
@@ -88,7 +94,7 @@ class Settings:
     )
     weight: str | float | None = option(
         None,
-        "of MaxInfo's information gain: paper, paired or visited (tuned), tied (the entropy's) or a number",
+        "of MaxInfo's information gain: paper or paired (tuned), tied (the entropy's) or a number",
         fixed=True,
         implied=True,
     )
@@ -252,10 +258,19 @@ class Preset:
     agent: tuple[tuple[str, Any], ...] = ()
     change: Callable[[Strategy], Strategy] = lambda agent: agent
     by_name: bool = False  # applies only where it is named
+    bases: tuple[str, ...] = ("*",)
 
-    def fits(self, algo: str, env: str) -> bool:
-        fits = lambda name, patterns: any(fnmatch(name, pattern) for pattern in patterns)
-        return not self.by_name and fits(algo, self.algos) and fits(env, self.envs)
+    def fits(self, algo: str, env: str, base: str, agent: Strategy) -> bool:
+        patterns = ((algo, self.algos), (env, self.envs), (base, self.bases))
+        fits = all(any(fnmatch(name, pattern) for pattern in any_of) for name, any_of in patterns)
+        return fits and not self.by_name and self.unknown_to(agent) is None
+
+    def unknown_to(self, agent: Strategy) -> str | None:
+        """The first entry of the base that the preset sets and the agent does not have, or does not read."""
+        others = agent.base.critic_net is not None
+        unread = (path for path, _ in self.agent if path == "base.hidden" and others)
+        missing = (path for path, _ in self.agent if path.startswith("base.") and not has(agent, path))
+        return next(chain(unread, missing), None)
 
 
 def learning_rates(lr: float) -> tuple[tuple[str, Any], ...]:
@@ -302,22 +317,72 @@ PRESETS = (
         ),
     ),
     Preset(
+        "one-critic",
+        "SimBa has one critic where no episode terminates, as in the DeepMind Control Suite",
+        envs=("dmc/*",),
+        bases=("simba",),
+        agent=(("base.num_min_critics", 1), ("base.critics", 1)),
+    ),
+    Preset(
+        "simba-published",
+        "the widths of SimBa's paper",
+        bases=("simba",),
+        settings=(("learning_starts", 5_000),),
+        agent=(("base.critic_net.width", 512), ("base.actor_net.width", 128)),
+        by_name=True,
+    ),
+    Preset(
+        "crossq-published",
+        "the critics' width of CrossQ's paper",
+        bases=("crossq",),
+        settings=(("learning_starts", 5_000),),
+        agent=(("base.critic_net.width", 2048),),
+        by_name=True,
+    ),
+    Preset(
+        "bro-published",
+        "the widths and quantiles of BRO's paper, in its fast form of 2 updates per step",
+        bases=("bro",),
+        settings=(("learning_starts", 2_500),),
+        agent=(("base.critic_net.width", 512), ("base.actor_net.width", 256), ("base.head.quantiles", 100)),
+        by_name=True,
+    ),
+    Preset(
+        "xqc-published",
+        "the widths, depths and atoms of XQC's paper",
+        bases=("xqc",),
+        settings=(("learning_starts", 5_000),),
+        agent=(
+            ("base.critic_net.width", 512),
+            ("base.critic_net.layers", 4),
+            ("base.actor_net.width", 256),
+            ("base.actor_net.layers", 4),
+            ("base.head.atoms", 101),
+        ),
+        by_name=True,
+    ),
+    Preset(
         "authors",
         "what the authors' code does where the default is another now: raw rewards of explorers, long memories",
         change=config.like_before,
         by_name=True,
     ),
 )
-DEFAULTS = {"learning_starts": 0, "capacity": 1_000_000, "uncertainty": "light"}
+DEFAULTS = {"capacity": 1_000_000, "uncertainty": "light"}
 
 
-def presets(name: str | None, algo: str, env: str) -> list[Preset]:
+def presets(name: str | None, algo: str, env: str, base: str, agent: Strategy) -> list[Preset]:
     """The presets that apply: all that fit and the one named, or none."""
     if name == "none":
         return []
     if name is not None and name not in {p.name for p in PRESETS}:
         raise unknown("preset", name, [p.name for p in PRESETS] + ["none"])
-    return [p for p in PRESETS if p.name == name or p.fits(algo, env)]
+    for asked in (p for p in PRESETS if p.name == name):
+        if not any(fnmatch(base, pattern) for pattern in asked.bases):
+            raise BadInput(f"the preset {name} is for {' '.join(asked.bases)}, and the base here is {base}")
+        if path := asked.unknown_to(agent):
+            raise BadInput(f"the preset {name} sets {path}, which the networks of {base} do not have")
+    return [p for p in PRESETS if p.name == name or p.fits(algo, env, base, agent)]
 
 
 def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Settings, Strategy]:
@@ -327,7 +392,8 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
     agent = (
         compose(settings.base or "sac", settings.explore or "none", settings.intrinsic) if composed else algorithm(algo)
     )
-    applied = presets(settings.preset, algo, settings.env)
+    base = settings.base or (recipe(algo).base if algo else "sac")
+    applied = presets(settings.preset, algo, settings.env, base, agent)
     chosen = dict(DEFAULTS)
     for preset in applied:
         chosen |= dict(preset.settings)
@@ -344,11 +410,48 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
             )
         agent = config.override(agent, path, value)
     for path, value in settings.set:
+        if path == "base.hidden" and agent.base.critic_net is not None and agent.base.actor_net is not None:
+            raise BadInput(f"base.hidden is of dense layers, and {base} has others: set base.critic_net.width")
         agent = config.override(agent, path, value)
-    chosen |= {"action_repeat": default_action_repeat(settings.env), "update_ratio": float(agent.base.update_ratio)}
+    chosen = from_base(agent.base, settings) | chosen
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     check_updates(settings)
-    return settings, agent
+    check_batch(settings, agent)
+    return settings, with_start(with_discount(agent, settings), settings)
+
+
+def from_base(base: ActorCritic, settings: Settings) -> dict[str, Any]:
+    """Settings that the base decides where neither the run nor a preset does."""
+    return {
+        "action_repeat": default_action_repeat(settings.env),
+        "update_ratio": float(base.update_ratio),
+        "learning_starts": min(base.warm_up, settings.steps // 10),
+        "batch_size": base.batch_size,
+    }
+
+
+def with_discount(agent: Strategy, settings: Settings) -> Strategy:
+    """The agent with gamma from the length of an episode, where its base wants that and the run does not set it."""
+    limit = episode_limit(settings.env)
+    if not agent.base.gamma_by_length or limit is None or "base.gamma" in dict(settings.set):
+        return agent
+    return config.override(agent, "base.gamma", discount_of(limit / (settings.action_repeat or 1)))
+
+
+def with_start(agent: Strategy, settings: Settings) -> Strategy:
+    """Where rewards are divided, values are about 5 at most, and the gain's weight starts at 5(1 - gamma).
+
+    In a critic of its own the gain is in the values' units already.
+    """
+    untouched = isinstance(agent, MaxInfo) and agent.weight == Tuned() and "weight.start" not in dict(settings.set)
+    if not (untouched and agent.base.normalize_returns) or agent.own_critic:  # type: ignore[attr-defined]
+        return agent
+    return config.override(agent, "weight.start", 5 * (1 - agent.base.gamma))
+
+
+def check_batch(settings: Settings, agent: Strategy) -> None:
+    if settings.batch_size == 1 and (agent.base.of_critic.batch_norm or agent.base.of_actor.batch_norm):
+        raise BadInput("batch norm needs more than one transition per update: raise --batch-size")
 
 
 def has(tree: Any, path: str) -> bool:
@@ -366,7 +469,7 @@ def check_updates(settings: Settings) -> int:
             "per step of them all, which must be a whole number of at least 1: "
             f"try --update-ratio {whole / settings.num_envs:.7g}"
         )
-    if whole * settings.batch_size > MOST_ROWS:
+    if whole * (settings.batch_size or 1) > MOST_ROWS:
         raise BadInput(
             f"{whole} updates of {settings.batch_size} transitions in one step are more than {MOST_ROWS} in all: lower "
             "--update-ratio, --batch-size or --num-envs"

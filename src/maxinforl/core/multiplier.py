@@ -29,18 +29,21 @@ class Tuned:
     start: float = 1.0
     lr: float = 3e-4
     clip: float | None = None  # bound on the gradient's norm
+    b1: float = 0.9  # of Adam (BRO: 0.5)
 
     def __post_init__(self):
         if not LOW <= self.start <= HIGH:
             raise BadInput(f"a tuned weight must start between {LOW} and {HIGH}, not {self.start}: use Fixed for 0")
         if not 0 < self.lr < float("inf"):
             raise BadInput(f"the learning rate of a tuned weight must be a finite number above 0, not {self.lr}")
+        if not 0 <= self.b1 < 1:
+            raise BadInput(f"the momentum b1 of a tuned weight must be at least 0 and below 1, not {self.b1}")
         if self.clip is not None and not self.clip > 0:
             raise BadInput(f"the bound on the gradient of a tuned weight must be above 0, not {self.clip}")
 
     @property
     def optimizer(self):
-        adam = optax.adam(self.lr)
+        adam = optax.adam(self.lr, b1=self.b1)
         return adam if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), adam)
 
     def init(self) -> Multiplier:
@@ -64,11 +67,6 @@ class Paired(Tuned):
     Value and target are the gains of a policy and of its slow copy, which hardly differ: with independent noise the
     estimate of their difference is mostly noise, Adam divides by that noise, and the weight drifts by the clock.
     """
-
-
-@dataclass(frozen=True)
-class Visited(Tuned):
-    """`Tuned`, with the gain of the replayed actions as the target instead of the target policy's."""
 
 
 class Constant(eqx.Module):

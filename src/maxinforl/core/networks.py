@@ -29,23 +29,33 @@ def orthogonal(key: Array, fan_in: int, fan_out: int) -> Array:
 
 
 def initial_weight(name: str, key: Array, fan_in: int, fan_out: int, gain: float) -> Array:
-    """Weights by the initialiser's name: orthogonal, lecun (projections of pixels) or xavier (RND)."""
+    """Weights by the initialiser's name: orthogonal, lecun (projections of pixels), he (SimBa) or xavier (RND)."""
     if name == "orthogonal":
         return gain * orthogonal(key, fan_in, fan_out)
-    scaling = (1.0, "fan_in", "truncated_normal") if name == "lecun" else (gain**2, "fan_avg", "uniform")
+    normal = {"lecun": 1.0, "he": 2.0}
+    scaling = (normal[name], "fan_in", "truncated_normal") if name in normal else (gain**2, "fan_avg", "uniform")
     return jax.nn.initializers.variance_scaling(*scaling)(key, (fan_in, fan_out), jnp.float32)
 
 
 class Dense(eqx.Module):
     weight: Array
-    bias: Array
+    bias: Array | None
 
-    def __init__(self, key: Array, fan_in: int, fan_out: int, gain: float = RELU_GAIN, init: str = "orthogonal"):
+    def __init__(
+        self,
+        key: Array,
+        fan_in: int,
+        fan_out: int,
+        gain: float = RELU_GAIN,
+        init: str = "orthogonal",
+        bias: bool = True,
+    ):
         self.weight = initial_weight(init, key, fan_in, fan_out, gain)
-        self.bias = jnp.zeros(fan_out, jnp.float32)
+        self.bias = jnp.zeros(fan_out, jnp.float32) if bias else None
 
     def __call__(self, x: Array) -> Array:
-        return x @ (turned(self.weight) if self.weight.shape[-1] < self.weight.shape[-2] else self.weight) + self.bias
+        y = x @ (turned(self.weight) if self.weight.shape[-1] < self.weight.shape[-2] else self.weight)
+        return y if self.bias is None else y + self.bias
 
 
 def turned(weight: Array) -> Array:
@@ -114,7 +124,10 @@ def stacked(make, key: Array, count: int):
     return jax.vmap(make)(jax.random.split(key, count))
 
 
-def apply_gradients(optimizer: Any, grads: Any, opt: Any, params: Any) -> tuple[Any, Any]:
-    """Parameters and optimiser state after one step of an Optax optimiser."""
+def apply_gradients(
+    optimizer: Any, grads: Any, opt: Any, params: Any, pace: Array | float | None = None
+) -> tuple[Any, Any]:
+    """Parameters and optimiser state after one step of an Optax optimiser, `pace` times as long where one is given."""
     change, opt = optimizer.update(grads, opt, params)
+    change = change if pace is None else jax.tree.map(lambda c: pace * c, change)
     return optax.apply_updates(params, change), opt

@@ -12,24 +12,39 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import stop_gradient
 
-from maxinforl.errors import BadInput
+from maxinforl.errors import BadInput, unknown
 
-LOG_STD = (-10.0, 2.0)
+LARGEST_LOG_STD = 2.0
 
 
 @dataclass(frozen=True)
 class SquashedGaussian:
-    """tanh of a Gaussian with a state-dependent diagonal standard deviation."""
+    """tanh of a Gaussian with a state-dependent diagonal standard deviation.
+
+    Its logarithm lies between `least` and 2, the network's output clipped or, as in SimBa and BRO, squashed by a tanh:
+    an output of 0 is a deviation of 1 in the one and of exp(-4) in the other.
+    """
+
+    log_std: str = "clip"  # clip or tanh
+    least: float = -10.0
 
     entropic = True
     out_gain = 1.0
+
+    def __post_init__(self):
+        if self.log_std not in ("clip", "tanh"):
+            raise unknown("base.policy.log_std", self.log_std, ("clip", "tanh"))
+        if not -30 <= self.least < LARGEST_LOG_STD:
+            raise BadInput(f"base.policy.least must lie between -30 and {LARGEST_LOG_STD:g}, not {self.least}")
 
     def outputs(self, actions: int) -> int:
         return 2 * actions
 
     def moments(self, out: Array) -> tuple[Array, Array]:
         mean, log_std = jnp.split(out, 2, -1)
-        return mean, jnp.clip(log_std, *LOG_STD)
+        if self.log_std == "clip":
+            return mean, jnp.clip(log_std, self.least, LARGEST_LOG_STD)
+        return mean, self.least + 0.5 * (LARGEST_LOG_STD - self.least) * (1 + jnp.tanh(log_std))
 
     def sample(self, out: Array, key: Array, sigma: Array | float = 0.0) -> tuple[Array, Array]:
         """A reparameterised action and its log-probability."""

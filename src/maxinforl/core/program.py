@@ -19,7 +19,7 @@ from maxinforl.transition import Transition
 
 RECENT = 64  # transitions on which the intrinsic model's error is measured
 ONCE = {"xla_backend_optimization_level": 0}  # for programs that run once: they compile in half the time
-PER_SEED = TrainState(0, 0, None, 0, 0)  # type: ignore[arg-type]
+PER_SEED = TrainState(0, 0, None, 0, 0, 0)  # type: ignore[arg-type]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -48,6 +48,7 @@ class Packed:
     clock = property(lambda self: self.whole.clock)
     seed = property(lambda self: self.whole.seed)
     noise = property(lambda self: self.whole.noise)
+    sums = property(lambda self: self.whole.sums)
 
 
 def pack(x: Any) -> Any:
@@ -85,8 +86,9 @@ class Program(StepFunctions):
 
     def init(self, seed: Array, replay: Replay, total: int) -> TrainState:
         """A fresh state; outputs of one program share no buffer, so that it can be donated."""
-        noise = self.init_noise(seed, replay.head.shape[-1])
-        return TrainState(self.init_agent(seed), replay, clock(total=total), jnp.copy(seed), noise)
+        lanes, now = replay.head.shape[-1], clock(total=total)
+        noise, sums = self.init_noise(seed, lanes), self.init_sums(lanes)
+        return TrainState(self.init_agent(seed), replay, now, jnp.copy(seed), noise, sums)
 
     @cached_property
     def init_agent(self) -> Callable:
@@ -102,6 +104,11 @@ class Program(StepFunctions):
         init = lambda seed: noise.init(self.noise_key(seed, 0), lanes, self.spec.action)
         return init(seed) if self.seeds is None else jax.vmap(init)(seed)
 
+    def init_sums(self, lanes: int) -> Any:
+        """Of the rewards of the episodes under way, where returns are normalised."""
+        lead = () if self.seeds is None else (self.seeds,)
+        return jnp.zeros((*lead, lanes), jnp.float32) if self.agent.base.normalize_returns else ()
+
     # ------------------------------------------------------------ one dispatch per agent step
 
     @cached_property
@@ -109,7 +116,7 @@ class Program(StepFunctions):
         """(state, first observations, uniform) -> (state, action)"""
 
         def begin(s: TrainState, obs: Array, uniform: bool):
-            s = replace(s, replay=s.replay.begin(obs))
+            s = replace(s, replay=s.replay.begin(obs), agent=self.agent.observe(s.agent, obs))
             return s, self.select_action(s, uniform=uniform)
 
         programs = {

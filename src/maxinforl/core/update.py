@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,10 @@ def stream(seed: Array, name: int, step: Array | int = 0) -> Array:
 
 
 def update(agent: Any, state: Any, batches: Batch, key: Array, now: Clock) -> tuple[Any, Metrics]:
-    """A critic step on each of `batches`, an actor step on the last, and the intrinsic model after each."""
+    """A critic step on each of `batches`, an actor step on the last, and the intrinsic model after each.
+
+    Where the delay counts all updates there is one batch, and the actor step is left out unless it is due.
+    """
     count = batches.action.shape[0]
     k_view, k_critic, k_actor = jax.random.split(key, 3)
 
@@ -44,9 +48,25 @@ def update(agent: Any, state: Any, batches: Batch, key: Array, now: Clock) -> tu
         state, _ = jax.lax.scan(without_actor, state, (early, jnp.arange(count - 1)))
     last = jax.tree.map(lambda x: x[-1], batches)
     state, metrics, latents, batch, at = evaluate(state, last, count - 1)
-    state, more = agent.actor_step(state, batch, latents, k_actor, at)
+    improve = lambda state: agent.actor_step(state, batch, latents, k_actor, at)
+    delay = agent.base.policy_delay if agent.base.delay_across_steps else 1
+    state, more = improve(state) if delay == 1 else delayed(improve, state, delay, at)
     state, model = agent.model_step(state, latents)
     return state, metrics | more | model
+
+
+def delayed(improve: Callable, state: Any, delay: int, now: Clock) -> tuple[Any, Metrics]:
+    """Every `delay`-th update improves; its metrics count `delay` times and those of the others are 0, so that means
+    over many updates are those of the updates that improved."""
+
+    def due(state):
+        state, metrics = improve(state)
+        return state, jax.tree.map(lambda m: delay * jnp.asarray(m, jnp.float32), metrics)
+
+    def not_due(state):
+        return state, jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), jax.eval_shape(due, state)[1])
+
+    return jax.lax.cond((now.update + 1) % delay == 0, due, not_due, state)
 
 
 def all_finite(tree: Any) -> Array:
@@ -74,6 +94,7 @@ class TrainState(eqx.Module):
     clock: Clock
     seed: Array
     noise: Any = ()  # of the behaviour, where it is correlated
+    sums: Any = ()  # discounted sum of each open episode's rewards, where returns are normalised
 
 
 @dataclass(frozen=True)
@@ -99,7 +120,11 @@ class StepFunctions:
         Where the base's `policy_delay` divides `updates`, an actor step follows every `policy_delay` critic updates.
         Elsewhere rounds are as long as evenly fits: every dispatch ends with an actor step, and an actor step follows
         every `updates` critic updates where the delay is longer than a dispatch (REDQ with an update ratio of 4).
+        With `delay_across_steps` the delay counts over dispatches: rounds are one update long, and some have no actor
+        step.
         """
+        if self.agent.base.delay_across_steps:
+            return self.updates
         most = self.updates // self.agent.base.policy_delay
         return next((r for r in range(most, 0, -1) if self.updates % r == 0), 1)
 
@@ -115,7 +140,16 @@ class StepFunctions:
         tick = s.clock._replace(step=s.clock.step + t.reward.shape[0])
         noise, ended = self.agent.base.action_noise, t.terminated | t.truncated | ~t.valid
         process = noise and noise.advance(s.noise, self.noise_key(s.seed, tick.step), ended)
-        return replace(s, replay=s.replay.add(t), clock=tick, noise=s.noise if process is None else process)
+        s = replace(s, replay=s.replay.add(t), clock=tick, noise=s.noise if process is None else process)
+        return self.observe(s, t, ended)
+
+    def observe(self, s: TrainState, t: Transition, ended: Array) -> TrainState:
+        """Statistics with the observations to act on next, and with every episode's discounted rewards up to now."""
+        base = self.agent.base
+        if not base.normalize_returns:
+            return replace(s, agent=self.agent.observe(s.agent, t.obs))
+        sums = base.gamma * s.sums + t.reward
+        return replace(s, agent=self.agent.observe(s.agent, t.obs, sums, t.valid), sums=jnp.where(ended, 0.0, sums))
 
     def noise_key(self, seed: Array, step: Array | int) -> Array:
         return jax.random.fold_in(stream(seed, STEP, step), 2)
@@ -129,6 +163,7 @@ class StepFunctions:
 
     def learn(self, s: TrainState) -> tuple[TrainState, Metrics]:
         """`updates` critic steps on fresh batches, in rounds that each end with an actor step."""
+        s = self.begin_afresh(s) if self.agent.base.resets else s
 
         def one_round(carry, i):
             agent, now = carry
@@ -143,6 +178,13 @@ class StepFunctions:
             (agent, now), metrics = jax.lax.scan(one_round, (s.agent, s.clock), jnp.arange(self.rounds))
             metrics = jax.tree.map(lambda m: m.mean(0), metrics)
         return replace(s, agent=agent, clock=now), metrics
+
+    def begin_afresh(self, s: TrainState) -> TrainState:
+        """New networks where the newest transitions are ones to reset at."""
+        key = jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 3)
+        due = self.agent.base.reset_due(s.clock, s.replay.obs.shape[0])
+        afresh = lambda agent: self.agent.begin_afresh(agent, key, self.spec)
+        return replace(s, agent=jax.lax.cond(due, afresh, lambda agent: agent, s.agent))
 
     def train_step(self, s: TrainState, t: Transition) -> tuple[TrainState, Array, Array]:
         """Insert, sample, update, act; the third is the vector of metrics and, last, `nonfinite_flag`."""

@@ -10,7 +10,7 @@ import numpy as np
 import maxinforl
 from maxinforl import envs
 from maxinforl.agent import Agent, env_options
-from maxinforl.deploy.policy_weights import strides_of
+from maxinforl.deploy.policy_weights import learner_of, operations_of, strides_of
 from maxinforl.deploy.runner import FORMAT, checksum
 from maxinforl.settings import title
 
@@ -37,7 +37,8 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
             "stack": agent.stack,
             "strides": strides_of(agent),
         },
-        "normaliser": None,
+        "normaliser": normaliser(agent),
+        "network": [operation.name for operation in operations_of(agent)],
         "action": {
             "shape": list(action.shape),
             "dtype": "float32",
@@ -50,6 +51,17 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
         "sha256": sha256,
     }
     return table | {"checksum": checksum(table)}
+
+
+def normaliser(agent: Agent) -> dict[str, Any] | None:
+    """What the bundle does to an observation before its network, so that the user must not."""
+    if not agent.strategy.base.normalize_observations:
+        return None
+    seen = learner_of(agent.acting_state()[1]).observed.observations
+    parts = {"mean": seen.mean, "std": seen.std}
+    return {"rule": "(observation - mean) / std, inside the bundle"} | {
+        name: [float(x) for x in np.array(part)] for name, part in parts.items()
+    }
 
 
 def env_facts(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:

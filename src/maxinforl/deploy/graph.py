@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from maxinforl.agent import Agent
-from maxinforl.deploy.policy_weights import strides_of, weights_of
+from maxinforl.deploy.policy_weights import operations_of, strides_of, weights_of
+from maxinforl.deploy.runner import with_arrays
 from maxinforl.errors import missing_extra
 
 OPSET, IR = 18, 10  # old enough for every runtime of the last years
@@ -41,6 +42,34 @@ class Graph:
     def dense(self, weight: np.ndarray, bias: np.ndarray) -> None:
         self.then("MatMul", weight)
         self.then("Add", bias)
+
+    def join(self, op: str, other: str) -> None:
+        """A node of the last output and an earlier one."""
+        from onnx import helper
+
+        output = f"value_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, [self.last, other], [output]))
+        self.last = output
+
+    def operate(self, name: str, arrays: list[np.ndarray], kept: list[str]) -> None:
+        """One operation of the policy's network; `kept` are the starts of its open residual connections."""
+        if name == "dense":
+            self.dense(*arrays)
+        elif name == "layer_norm":
+            self.then("LayerNormalization", *arrays, axis=-1, epsilon=1e-6)
+        elif name == "standardize":
+            for op, array in zip(("Sub", "Mul", "Add"), arrays):
+                self.then(op, array)
+        elif name == "keep":
+            kept.append(self.last)
+        elif name == "add":
+            self.join("Add", kept.pop())
+        elif name == "silu":
+            before = self.last
+            self.then("Sigmoid")
+            self.join("Mul", before)
+        else:
+            self.then({"relu": "Relu", "tanh": "Tanh"}[name])
 
 
 def imported() -> Any:
@@ -77,10 +106,10 @@ def model(agent: Agent) -> bytes:
     graph = Graph("observation")
     if strides:
         encode(graph, weights, strides)
-    layers = sum(name.startswith("dense.") for name in weights) // 2
-    for i in range(layers):
-        graph.dense(weights[f"dense.{i}.weight"], weights[f"dense.{i}.bias"])
-        graph.then("Relu" if i < layers - 1 else "Tanh")
+    kept: list[str] = []
+    for name, arrays in with_arrays([op.name for op in operations_of(agent)], weights):
+        graph.operate(name, arrays, kept)
+    graph.then("Tanh")
     graph.then("Mul", high / 2 - low / 2)
     graph.then("Add", high / 2 + low / 2)
     graph.then("Max", low)

@@ -1,13 +1,16 @@
-"""The deterministic policy of an agent as NumPy arrays: one feed-forward network."""
+"""The deterministic policy of an agent as NumPy arrays, and the operations that they belong to."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from maxinforl.agent import Agent
 from maxinforl.core.actor_critic import Learner
+from maxinforl.core.architectures import Operation
 from maxinforl.core.encoders import STRIDES, Pixels, States
 from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.errors import BadInput
@@ -24,11 +27,12 @@ def learner_of(state: Any) -> Learner:
 
 
 def weights_of(agent: Agent) -> Arrays:
-    """Convolutions and projection where there are any, then dense layers; a Gaussian's last one gives its mean alone.
+    """Convolutions and projection where there are any, then every operation's arrays by its name and number.
 
-    The deterministic action of every policy here is tanh of that network, so nothing else is exported.
+    A Gaussian's last layer gives its mean alone: the deterministic action of every policy here is tanh of the network.
     """
     base, params = agent.strategy.base, learner_of(agent.acting_state()[1]).params
+    operations, count = operations_of(agent), Counter[str]()
     if not isinstance(base.policy, (SquashedGaussian, NoisyDeterministic)):
         raise BadInput(f"a policy of kind {type(base.policy).__name__} cannot be exported: only tanh policies can")
     if not isinstance(base.encoder, (States, Pixels)):
@@ -40,9 +44,21 @@ def weights_of(agent: Agent) -> Arrays:
         dense, norm = params.actor.trunk.dense, params.actor.trunk.norm
         parts = {"weight": dense.weight, "bias": dense.bias, "scale": norm.scale, "shift": norm.shift}
         arrays |= {f"trunk.{name}": np.array(part) for name, part in parts.items()}
-    for i, layer in enumerate(params.actor.head.layers):
-        arrays |= {f"dense.{i}.weight": np.array(layer.weight), f"dense.{i}.bias": np.array(layer.bias)}
-    return only_mean(arrays, len(params.actor.head.layers) - 1, agent.spec.action)
+    for name, own in operations:
+        arrays |= {f"{name}.{count[name]}.{part}": np.array(array, np.float32) for part, array in own.items()}
+        count[name] += 1
+    return only_mean(arrays, count["dense"] - 1, agent.spec.action)
+
+
+def operations_of(agent: Agent) -> list[Operation]:
+    """The actor in evaluation mode, from the normaliser of its observations to its outputs."""
+    base, learner = agent.strategy.base, learner_of(agent.acting_state()[1])
+    found = base.of_actor.operations(learner.params.actor.head, learner.stats.actor)
+    if not base.normalize_observations:
+        return found
+    seen = learner.observed.observations
+    scale, shift = 1 / seen.std, jnp.zeros_like(seen.mean)
+    return [Operation("standardize", {"mean": seen.mean, "scale": scale, "shift": shift}), *found]
 
 
 def only_mean(arrays: Arrays, last: int, actions: int) -> Arrays:

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-FORMAT = 1
+FORMAT = 2
 FILES = {"weights.npz", "policy.py"}
 MOST_BYTES = 1 << 30
 
@@ -52,8 +52,7 @@ class Policy:
         self.low, self.high = (np.array(action[side], np.float32) for side in ("low", "high"))
         self.centre, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
         self.strides = observation["strides"]
-        layers = sum(name.startswith("dense.") for name in self.weights) // 2
-        self.layers = [(self.weights[f"dense.{i}.weight"], self.weights[f"dense.{i}.bias"]) for i in range(layers)]
+        self.network = with_arrays(self.contract["network"], self.weights)
         self.frames = None
 
     def __call__(self, observation) -> np.ndarray:
@@ -63,10 +62,10 @@ class Policy:
             single = x.ndim == len(self.shape)
             x = self.latent(x[None] if single else x)
             x = x[0] if single else x
-        for weight, bias in self.layers[:-1]:
-            x = np.maximum(x @ weight + bias, 0)
-        weight, bias = self.layers[-1]
-        action = self.centre + self.half * np.tanh(x @ weight + bias)
+        kept = []
+        for name, arrays in self.network:
+            x = operate(name, arrays, x, kept)
+        action = self.centre + self.half * np.tanh(x)
         return np.minimum(np.maximum(action, self.low), self.high)
 
     def checked(self, observation) -> np.ndarray:
@@ -89,9 +88,7 @@ class Policy:
         for i, stride in enumerate(self.strides):
             x = np.maximum(convolve(x, self.weights[f"conv.{i}.weight"], stride) + self.weights[f"conv.{i}.bias"], 0)
         x = x.reshape(len(x), -1) @ self.weights["trunk.weight"] + self.weights["trunk.bias"]
-        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-        x = (x - mean) / np.sqrt(var + np.float32(1e-6)) * self.weights["trunk.scale"] + self.weights["trunk.shift"]
-        return np.tanh(x)
+        return np.tanh(layer_norm(x, self.weights["trunk.scale"], self.weights["trunk.shift"]))
 
     def see(self, frame, first: bool = False) -> np.ndarray:
         """The action for a new frame, with the ones before it; `first` fills the stack with this one."""
@@ -110,6 +107,44 @@ def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
             raise ValueError(f"{path} is not a file of at most {most} bytes: export the policy again")
         return opened.read(most)
+
+
+ARRAYS = {
+    "dense": ("weight", "bias"),
+    "layer_norm": ("scale", "shift"),
+    "standardize": ("mean", "scale", "shift"),
+}
+
+
+def with_arrays(network: list[str], weights: dict) -> list[tuple[str, list]]:
+    """Every operation of the network with its arrays, named by the operation and its number among its like."""
+    count = dict.fromkeys(network, 0)
+    found = []
+    for name in network:
+        found.append((name, [weights[f"{name}.{count[name]}.{part}"] for part in ARRAYS.get(name, ())]))
+        count[name] += 1
+    return found
+
+
+def operate(name: str, arrays: list, x: np.ndarray, kept: list) -> np.ndarray:
+    """One operation; `keep` and `add` are the start and the end of a residual connection."""
+    if name == "dense":
+        return x @ arrays[0] + arrays[1]
+    if name == "layer_norm":
+        return layer_norm(x, *arrays)
+    if name == "standardize":
+        return (x - arrays[0]) * arrays[1] + arrays[2]
+    if name == "keep":
+        kept.append(x)
+    if name == "add":
+        return x + kept.pop()
+    active = {"relu": lambda x: np.maximum(x, 0), "tanh": np.tanh, "silu": lambda x: x / (1 + np.exp(-x))}
+    return active[name](x) if name in active else x
+
+
+def layer_norm(x: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> np.ndarray:
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + np.float32(1e-6)) * scale + shift
 
 
 def read_contract(path: Path) -> dict:

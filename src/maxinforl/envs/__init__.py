@@ -8,7 +8,16 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from maxinforl.envs.fault import EnvCaller, Fault, Watchdog, close_quietly, most_steps
-from maxinforl.envs.names import PIXELS, RENDER_SIZE, build, catalogue, check_name, construct, default_action_repeat
+from maxinforl.envs.names import (
+    PIXELS,
+    RENDER_SIZE,
+    build,
+    catalogue,
+    check_name,
+    construct,
+    default_action_repeat,
+    episode_limit,
+)
 from maxinforl.envs.pixels import Frames
 from maxinforl.envs.pool import EnvPool, Finished, Transition, env_name, episode_seed
 from maxinforl.envs.vector import VectorPool
@@ -31,6 +40,7 @@ __all__ = [
     "close_quietly",
     "default_action_repeat",
     "env_name",
+    "episode_limit",
     "episode_seed",
     "make",
     "make_lanes",

@@ -133,6 +133,22 @@ def default_action_repeat(name: object) -> int:
     return 2 if isinstance(name, str) and name.removeprefix(PIXELS).startswith(DMC) else 1
 
 
+def episode_limit(name: object) -> int | None:
+    """Base steps after which an episode of an environment ends, as far as its name tells; nothing is built for it."""
+    if not isinstance(name, str):
+        return None
+    name = name.removeprefix(PIXELS)
+    if name.startswith(JAX):
+        from maxinforl.envs.jax_native import TASKS
+
+        return TASKS[name.removeprefix(JAX)].time_limit if name.removeprefix(JAX) in TASKS else None
+    if name == PENDULUM:
+        return 200
+    if name in H1 or name.startswith((DMC, BRAX)):
+        return 1000
+    return gym.registry[name].max_episode_steps if name in gym.registry else None
+
+
 def catalogue() -> dict[str, str]:
     """Every environment of this package, with a one-line description."""
     from maxinforl.envs import jax_native

@@ -19,6 +19,7 @@ from maxinforl.experiments.read_runs import RunLogs, read_run_logs
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.directory import holds_run
 from maxinforl.training.directory import read_run as read_config
+from maxinforl.training.store import CheckpointStore
 
 BARS = "▁▂▃▄▅▆▇█"
 MAX_LISTED = 6  # dimensions that are listed
@@ -51,7 +52,7 @@ def inspect(path: Path) -> str:
     problems: list[str] = []
     run = read_run_logs(path, problems)
     found = Findings(run, differences(path), calibration_of(path), problems)
-    sections = [header(found), *return_curve(run), *exploration(run)]
+    sections = [header(found), *return_curve(run), *exploration(run), *normalisers(path)]
     sections += [*uncertain_regions(found.calibration), *calibration_table(found.calibration)]
     advice = list(warnings(found))
     return "\n".join([*sections, "", "warnings" if advice else "no warnings", *(f"  ! {line}" for line in advice)])
@@ -78,7 +79,9 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 def differences(path: Path) -> list[str]:
     """Settings in which the run differs from the preset of its algorithm and environment."""
     settings, strategy, _ = read_config(path)
-    asked = {name: getattr(settings, name) for name in ("algo", "base", "explore", "intrinsic", "env", "preset")}
+    asked = {
+        name: getattr(settings, name) for name in ("algo", "base", "explore", "intrinsic", "env", "preset", "steps")
+    }
     if asked["algo"]:
         asked |= {"base": None, "explore": None, "intrinsic": None}
     usual, agent = resolve(Settings(**asked))
@@ -96,6 +99,27 @@ def header(found: Findings) -> str:
     lines = [f"{run.algo} on {run.env}, seed {run.seed}: {done} of {run.steps} steps", "", "against the preset"]
     lines += [f"  {line}" for line in found.differences] or ["  nothing differs"]
     return "\n".join(lines)
+
+
+def normalisers(path: Path) -> list[str]:
+    """What the networks' observations and rewards are divided by in the newest checkpoint, where they are."""
+    try:
+        state = CheckpointStore(path / "checkpoints").load(rows=False).state
+    except BadInput:
+        return []
+    own = lambda name: next((array for key, array in state.items() if key.endswith(f"/observed/{name}")), None)
+    mean, var, count = (own(f"observations/{part}") for part in ("mean", "var", "count"))
+    spread, peak = own("returns/moments/var"), own("returns/peak")
+    lines = []
+    if mean is not None and var is not None and count is not None:
+        std = np.sqrt(var + 1e-8)
+        lines.append(
+            f"  observations, {count:.0f} of them: means from {fmt(mean.min())} to {fmt(mean.max())}, deviations from "
+            f"{fmt(std.min())} to {fmt(std.max())}"
+        )
+    if spread is not None and peak is not None:
+        lines.append(f"  returns: deviation {fmt(float(np.sqrt(spread)))}, largest {fmt(float(peak))}")
+    return ["", "normalisers", *lines] if lines else []
 
 
 # --- the files of a run --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Exploration strategies: agents made of an agent, which speak to it through `Shaping` and nothing else."""
 
-from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned
 from maxinforl.explore.eipo import Eipo
 from maxinforl.explore.intrinsic_sum import IntrinsicSum
 from maxinforl.explore.maxinfo import MaxInfo
@@ -20,5 +20,4 @@ __all__ = [
     "Then",
     "Tied",
     "Tuned",
-    "Visited",
 ]

@@ -11,7 +11,7 @@ from jax import Array
 from jax.lax import stop_gradient
 
 from maxinforl.core.actor_critic import ActorCritic, actor_keys
-from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned, Visited
+from maxinforl.core.multiplier import Fixed, Paired, Tied, Tuned
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import TARGET_POLICY, IntrinsicState, Weighted
@@ -37,11 +37,13 @@ class MaxInfo(Weighted):
         super().__post_init__()
         if isinstance(self.weight, Tied) and not self.base.policy.entropic:
             raise BadInput("a tied weight is the entropy's temperature, which a deterministic policy does not have")
+        if isinstance(self.weight, Tuned) and self.target is None and (self.base.actor_tau or self.base.tau) == 1:
+            raise BadInput("a target policy that does not lag cannot tune the weight: lower base.actor_tau")
 
     @property
     def own_critic(self) -> bool:
-        """Whether the gain has a critic of its own, which an n-step return of the task needs."""
-        return self.separate or self.base.nstep > 1
+        """Whether the gain has a critic of its own: n-step returns need it, and supports that the task alone fills."""
+        return self.separate or self.base.nstep > 1 or self.base.head.reach is not None
 
     @property
     def learner(self) -> ActorCritic:
@@ -67,18 +69,13 @@ class MaxInfo(Weighted):
         learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         return replace(s, learner=learner), metrics, latents
 
-    def compared(self, s: IntrinsicState, batch: Batch, key: Array, clock: Clock) -> Array:
-        """The actions whose gain the policy's is held at: the target policy's, unless the weight says otherwise."""
-        if isinstance(self.weight, Visited):
-            return batch.action
-        k_target = actor_keys(key)[0] if isinstance(self.weight, Paired) else jax.random.fold_in(key, TARGET_POLICY)
-        return self.learner.target_action(s.learner, batch.obs, k_target, clock)
-
     def actor_step(
         self, s: IntrinsicState, batch: Batch, latents: Latents, key: Array, clock: Clock
     ) -> tuple[IntrinsicState, Metrics]:
         alpha2 = self.alpha2(s)
-        target_raw = stop_gradient(self.intrinsic.score(s.model, latents.z, self.compared(s, batch, key, clock)))
+        k_target = actor_keys(key)[0] if isinstance(self.weight, Paired) else jax.random.fold_in(key, TARGET_POLICY)
+        target_action = self.learner.target_action(s.learner, batch.obs, k_target, clock)
+        target_raw = stop_gradient(self.intrinsic.score(s.model, latents.z, target_action))
 
         def bonus(z: Array, action: Array):
             """alpha2 * gain, standardised with statistics that already hold these very values."""

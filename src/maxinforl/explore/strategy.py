@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -9,7 +11,7 @@ import equinox as eqx
 import jax
 from jax import Array
 
-from maxinforl.core.actor_critic import ActorCritic, Learner
+from maxinforl.core.actor_critic import ActorCritic, Learner, own
 from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.normalizer import Normalizer, Standardize
 from maxinforl.core.types import Batch, Clock, Latents, Metrics, Spec
@@ -50,6 +52,16 @@ class Strategy(Generic[S]):
     def preprocess(self, batch: Batch, key: Array) -> Batch:
         return self.base.preprocess(batch, key)
 
+    def observe(self, s: S, obs: Array, sums: Array | None = None, valid: Array | None = None) -> S:
+        """What is inserted into the replay enters the running statistics of every learner."""
+        if not self.base.observes:
+            return s
+        return each_learner(lambda learner, _: self.base.observe(learner, obs, sums, valid), s)
+
+    def begin_afresh(self, s: S, key: Array, spec: Spec) -> S:
+        """New networks for every learner. Intrinsic models, weights and statistics stay: what is known is known."""
+        return each_learner(lambda learner, i: self.base.begin_afresh(learner, own(key, i), spec), s)
+
     def critic_step(self, s: S, batch: Batch, key: Array, clock: Clock) -> tuple[S, Metrics, Latents]:
         raise NotImplementedError  # pragma: no cover
 
@@ -77,6 +89,14 @@ class Strategy(Generic[S]):
     def score(self, s: S, obs: Array, action: Array) -> Array:
         """The intrinsic reward of actions in [-1, 1], taken or not, before standardisation."""
         raise NotImplementedError  # pragma: no cover
+
+
+def each_learner(change: Callable[[Learner, int], Learner], state: Any) -> Any:
+    """A strategy's state with every learner in it changed; the function also gets the number of the learner."""
+    is_learner = lambda part: isinstance(part, Learner)
+    leaves, structure = jax.tree.flatten(state, is_leaf=is_learner)
+    number = itertools.count()
+    return jax.tree.unflatten(structure, [change(x, next(number)) if is_learner(x) else x for x in leaves])
 
 
 class PlainState(eqx.Module):

@@ -81,6 +81,7 @@ def arrays(seed: SeedView) -> dict[str, np.ndarray]:
         {f"agent/{k}": v for k, v in agent_arrays(seed.agent).items()}
         | {f"clock/{k}": np.array(v) for k, v in seed.trainer.state.clock._asdict().items()}
         | {f"noise/{k}": v for k, v in agent_arrays(seed.noise).items()}
+        | {f"sums/{k}": v for k, v in agent_arrays(seed.sums).items()}
         | {f"host/{k}": np.array(v) for k, v in seed.trainer.env_state(seed).items()}
         | {f"window/{k}": v.copy() for k, v in seed.window.arrays().items()}
     )
@@ -147,9 +148,11 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     """
     for c in checkpoints:
         check_saved(trainer, c)
-    like, noise_like = jax.eval_shape(lambda: (trainer.seeds[0].agent, trainer.seeds[0].noise))
+    view = trainer.seeds[0]
+    like, noise_like, sums_like = jax.eval_shape(lambda: (view.agent, view.noise, view.sums))
     agents = [agent_from(part(c, "agent/"), like) for c in checkpoints]
     noises = [agent_from(part(c, "noise/"), noise_like) for c in checkpoints]
+    sums = [agent_from(part(c, "sums/"), sums_like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
     blank = jax.eval_shape(first, trainer.state.replay)
     trainer.state = TrainState(None, blank, trainer.state.clock, trainer.state.seed)  # frees what is replaced
@@ -164,6 +167,7 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
         trainer.state.clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
         trainer.state.seed,
         trainer.joined(noises, jnp.stack),
+        trainer.joined(sums, jnp.stack),
     )
     trainer.state = state if trainer.alone else shard_seeds(state)
     for seed, checkpoint in zip(trainer.seeds, checkpoints):

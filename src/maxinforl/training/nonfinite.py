@@ -96,7 +96,9 @@ def alone(state: TrainState | Packed, program: Program, seed: int) -> TrainState
         return unpack(state)
     own = lambda tree: jax.tree.map(lambda x: x[seed], tree)
     state = unpack(state)
-    return TrainState(own(state.agent), own(state.replay), state.clock, own(state.seed), own(state.noise))
+    parts = (state.agent, state.replay, state.seed, state.noise, state.sums)
+    agent, replay, of_seed, noise, sums = (own(part) for part in parts)
+    return TrainState(agent, replay, state.clock, of_seed, noise, sums)
 
 
 def rewound(state: TrainState, steps: int) -> TrainState:

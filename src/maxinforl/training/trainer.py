@@ -112,6 +112,11 @@ class SeedView:
         return jax.tree.map(lambda leaf: leaf[self.at], self.trainer.state.noise)
 
     @property
+    def sums(self) -> Any:
+        """Of the rewards of each open episode, where returns are normalised."""
+        return jax.tree.map(lambda leaf: leaf[self.at], self.trainer.state.sums)
+
+    @property
     def evaluation(self) -> Callable[[np.ndarray], np.ndarray]:
         """The deterministic policy as it is now, on a batch of observations."""
         self.trainer.drain_metrics()
@@ -349,6 +354,7 @@ def shard_seeds(state: TrainState) -> TrainState:
         put(state.clock, whole),
         put(state.seed, dealt),
         put(state.noise, dealt),
+        put(state.sums, dealt),
     )
 
 
@@ -398,7 +404,8 @@ def start_afresh(seed: SeedView, lanes: np.ndarray, obs: np.ndarray) -> None:
     replay = jax.tree.map(lambda leaf: leaf[at], whole).add(cut)
     if at:
         replay = jax.tree.map(lambda w, r: w.at[at].set(r), whole, replay)
-    trainer.state = replace(unpack(trainer.state), replay=replay)
+    sums = jax.tree.map(lambda leaf: leaf.at[(*at, np.flatnonzero(lanes))].set(0), trainer.state.sums)
+    trainer.state = replace(unpack(trainer.state), replay=replay, sums=sums)
     fresh = np.array(trainer.program.next_action(trainer.state, trainer.warming_up))
     before[at][lanes] = fresh[at][lanes]
     trainer.action = before
