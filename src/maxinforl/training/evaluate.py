@@ -106,7 +106,8 @@ class Evaluator(EnvCaller):
         super().__init__()
         self.envs, self.seed, self.stack, self.makers = lanes, seed, stack, makers
         self.native = rescale(lanes[0].action_space)  # type: ignore[arg-type]
-        self.limit, self.stop_requested = episode_limit(lanes[0], limit), lambda: False
+        self.limit = episode_limit(lanes[0], limit)
+        self.stop_requested: Callable[[], bool] = lambda: False
         self._said = False  # that an episode was cut
 
     @property
