@@ -95,9 +95,10 @@ def _bounded(value: Any, path: str) -> Any:
     name, numbers = path.rpartition(".")[2], value if isinstance(value, tuple) else (value,)
     if len(numbers) > MOST_ENTRIES:
         raise BadInput(f"{path} has {len(numbers)} entries, and at most {MOST_ENTRIES} are allowed")
+    most = MOST.get(name) or 2**31 - 1
     for number in numbers:
-        if isinstance(number, int) and not -(2**31) < number <= MOST.get(name, 2**31 - 1):
-            raise BadInput(f"{path} must be at most {MOST.get(name, 2**31 - 1)}, not {printable(str(number))}")
+        if isinstance(number, int) and not -(2**31) < number <= most:
+            raise BadInput(f"{path} must be at most {most}, not {printable(str(number))}")
     return value
 
 
