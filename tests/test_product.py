@@ -251,8 +251,8 @@ def test_none_survives_the_round_trip():
         ({"kind": "Plain", "bas": {}}, "did you mean 'base'"),
         ({"kind": "Tuned", "start": "one"}, "must be float"),
         ({"kind": "Tuned", "start": True}, "must be float"),
-        ({"kind": "InfoGain", "members": 2.5}, "must be int"),
-        ({"kind": "InfoGain", "hidden": [8, "x"]}, "must be int"),
+        ({"kind": "InfoGain", "members": 2.5}, "must be a whole number"),
+        ({"kind": "InfoGain", "hidden": [8, "x"]}, "must be a whole number"),
         ({"start": 1.0}, "unknown kind"),
     ],
 )

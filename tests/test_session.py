@@ -147,7 +147,7 @@ def test_what_is_written_needs_a_directory(name):
 
 def test_a_setting_says_all_that_is_known_about_it():
     kinds = {"fixed", "free", "learning", "silent", "implied", "logged", "unlike", "unlabelled", "task"}
-    kinds |= {"env", "pool", "directory"}
+    kinds |= {"env", "pool", "directory", "told"}
     for f in fields(Settings):
         assert f.default is not MISSING and f.metadata["help"] and flag(f.name).startswith("--")
         unknown = f.metadata.keys() - kinds - {"help", "least", "most", "positive", "choices", "extra"}

@@ -106,7 +106,7 @@ REFUSED = [
     ({"seeds": [2**32]}, "seed must be at most"),
     ({"settings": {"stepz": 1}}, "did you mean 'steps'"),
     ({"settings": {"seed": 1}}, "write 'seeds' at the top"),
-    ({"settings": {"steps": "many"}}, "steps must be int"),
+    ({"settings": {"steps": "many"}}, "steps must be a whole number"),
     ({"settings": {"set": {"base.lrr": 1.0}}}, "did you mean 'base.lr'"),
     ({"cells": [{"algorithms": ["redq"], "steps": 1}]}, "unknown algorithm in [[cells]] 'redq'"),
     ({"cells": [{"skip": True}]}, "leaves nothing"),
@@ -115,7 +115,7 @@ REFUSED = [
     ({"overrides": {"a b": {"steps": 5}, "a-b": {"steps": 6}}}, "give them names that differ"),
     ({"resources": {"core": 1}}, "did you mean 'cores'"),
     ({"resources": {"cores": 0}}, "at least one core"),
-    ({"resources": {"cores": "two"}}, "resources.cores must be int"),
+    ({"resources": {"cores": "two"}}, "resources.cores must be a whole number"),
     ({"title": 3}, "'title' must be text"),
 ]
 

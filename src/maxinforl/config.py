@@ -29,7 +29,7 @@ from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
 
 MOST_ENTRIES = 32  # of a list, such as the layers of a network
 WIDEST = 65_536
-MOST = {  # by name of an entry; any other count is below 2**31
+MOST: dict[str, int] = {  # by name of an entry; any other count is below 2**31
     **dict.fromkeys(("hidden", "target_hidden", "latent", "embedding"), WIDEST),
     **dict.fromkeys(("critics", "num_min_critics", "members", "nstep"), 1000),
     "channels": 16,

@@ -111,7 +111,9 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
             raise BadInput(
                 f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} does not work ({error}): unset it, or {gl.FIX}"
             ) from error
-        raise
+        if isinstance(error, UserError):
+            raise
+        raise BadInput(f"the environment '{printable(name)}' cannot be made: it raised {one_line(error)}") from error
     if "mujoco" in sys.modules:
         gl.log_warnings(sys.modules["mujoco"])
     gl.check_camera(name, env, args)
