@@ -56,7 +56,7 @@ def operations_of(agent: Agent) -> list[Operation]:
     if not base.normalize_observations:
         return found
     seen = learner.observed.observations
-    scale, shift = 1 / np.array(seen.std), np.zeros_like(seen.mean)
+    scale, shift = 1 / seen.std, 0 * seen.mean
     return [Operation("standardize", {"mean": seen.mean, "scale": scale, "shift": shift}), *found]
 
 
