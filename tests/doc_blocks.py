@@ -100,7 +100,8 @@ def shrink(monkeypatch) -> None:
 
     def small_make(*args, set=None, **options):
         small = {"batch_size": 8, "eval_episodes": 1, **options}
-        return make(*args, set={**(set or {}), "base.hidden": (8, 8)}, **small)
+        others = {"base.critic_net", "base.actor_net"} <= (set or {}).keys()
+        return make(*args, set={**(set or {}), **({} if others else {"base.hidden": (8, 8)})}, **small)
 
     monkeypatch.setattr(maxinforl, "make", small_make)
     monkeypatch.setattr(agent.Agent, "learn", lambda self, steps, **o: learn(self, min(steps, STEPS), **o))

@@ -15,9 +15,10 @@ from maxinforl import config, deploy
 from maxinforl.algorithms import BASES, CATALOGUE, algorithm
 from maxinforl.cli import main
 from maxinforl.core.actor_critic import ActorCritic
+from maxinforl.core.architectures import SimbaNet
 from maxinforl.deploy import bundle
 from maxinforl.errors import BadInput
-from maxinforl.settings import Settings, resolve
+from maxinforl.settings import Settings, read_settings, resolve, settings_table
 from maxinforl.training.store import CheckpointStore
 
 NEW = ("simba", "crossq", "bro", "xqc")
@@ -97,7 +98,11 @@ def test_pieces_are_settings_of_any_base():
         "base.target_entropy": -0.5,
         "base.gamma_by_length": True,
     }
-    agent = resolve(Settings(algo="sac", env="Pendulum-v1", set=tuple(pieces.items())))[1]
+    settings = Settings(algo="sac", env="Pendulum-v1", set=tuple(pieces.items()))
+    agent = resolve(settings)[1]
+    assert resolve(read_settings(settings_table(settings)))[1] == agent
+    as_object = replace(settings, set=(("base.critic_net", SimbaNet(16, 1)), *settings.set[1:]))
+    assert resolve(read_settings(settings_table(as_object)))[1] == agent
     assert agent.base.critic_net.width == 16 and agent.base.gamma == 0.975 and agent.base.alpha.number == 0.1
     shapes = jax.eval_shape(lambda: agent.init(jax.random.key(0), maxinforl.core.types.Spec((3,), 1)))
     assert len(shapes.learner.params.actor.head.layers) == 4

@@ -495,7 +495,7 @@ def settings_table(settings: Settings) -> dict[str, Any]:
     """Settings as a table of a file."""
     table = config.to_plain(settings)
     table.pop("kind")
-    return table | {name: [list(pair) for pair in getattr(settings, name)] for name in PAIRS}
+    return table | {name: [[k, config.to_plain(v)] for k, v in getattr(settings, name)] for name in PAIRS}
 
 
 def read_settings(table: Any) -> Settings:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from maxinforl.agent import Agent
@@ -57,7 +56,7 @@ def operations_of(agent: Agent) -> list[Operation]:
     if not base.normalize_observations:
         return found
     seen = learner.observed.observations
-    scale, shift = 1 / seen.std, jnp.zeros_like(seen.mean)
+    scale, shift = 1 / seen.std, 0 * seen.mean
     return [Operation("standardize", {"mean": seen.mean, "scale": scale, "shift": shift}), *found]
 
 
