@@ -59,7 +59,7 @@ gym.register("Unreliable-v0", Unreliable, max_episode_steps=200)
 def command(args: argparse.Namespace) -> list[str]:
     base = [sys.executable, "-m", "maxinforl.cli"]
     if (args.out / "config.toml").exists():
-        return [*base, "resume", str(args.out)]
+        return [*base, "resume", str(args.out), "--env", "soak:Unreliable-v0"]
     small = [
         "--set",
         "base.hidden=[16,16]",
