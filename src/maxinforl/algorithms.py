@@ -188,6 +188,7 @@ assert set(CATALOGUE) == set(get_args(Algo))
 DIRECTED = {"intrinsic": InfoGain(lr=DRQV2.lr), "weight": Tuned(lr=DRQV2.lr)}
 TWEAKS: dict[str, dict[str, Any]] = {
     "maxinfo-oac": {"base": replace(BASES["oac"], optimism=Optimism(beta=1.0, shift=2.0))},
+    "maxinfo-ddpg": {"base": replace(BASES["ddpg"], policy=NoisyDeterministic(clip=0.5, edge=0.1))},
     "maxinfo-rnd-sac": {"weight": Tuned(clip=0.5)},
     "maxinfo-drqv2": DIRECTED | {"base": replace(BASES["drqv2"], noise=NOISES["constant"])},
     "maxinfo-drm": DIRECTED | {"base": replace(BASES["drm"], noise=NOISES["constant"])},

@@ -437,6 +437,8 @@ class ActorCritic:
                 objective = objective + bonus
             if shaping.entropy is not None and self.policy.entropic:
                 objective = objective - shaping.weight[shaping.entropy] * alpha * logp
+            if self.policy.edge:
+                objective = objective - self.policy.edge * jnp.square(out).sum(-1)
             return -objective.mean(), (Improvement(a, value, aux), logp, stats)
 
         (error, (improvement, logp, stats)), grads = jax.value_and_grad(loss, has_aux=True)(s.params.actor)

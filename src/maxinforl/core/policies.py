@@ -29,6 +29,7 @@ class SquashedGaussian:
     least: float = -10.0
 
     entropic = True
+    edge = 0.0
     out_gain = 1.0
 
     def __post_init__(self):
@@ -74,6 +75,9 @@ class NoisyDeterministic:
     """tanh of the network plus Gaussian noise: clipped in updates, unclipped when acting."""
 
     clip: float = 0.3
+    edge: float = (
+        0.0  # cost of squared outputs in the actor's loss: far from 0 the tanh has no gradient to come back by
+    )
     entropic = False
     out_gain = 2**0.5
 
