@@ -261,6 +261,8 @@ ALGORITHMS = [
       f"{EXPLORERS}::test_targets_are_clipped_only_where_asked"),
     m("correlated noise goes on over the end of an episode", "CorrelatedNoise.advance", "jnp.where(_e, _f, _g)", "_g",
       f"{EXPLORERS}::test_noise_starts_afresh_where_an_episode_ended_and_lanes_are_independent"),
+    m("the edge costs nothing", ACTOR, "_o - _s.policy.edge * _x", "_o",
+      f"{EXPLORERS}::test_a_saturated_deterministic_actor_comes_back_from_the_edge"),
     m("correlated noise grows", "CorrelatedNoise.advance", "jnp.sqrt(1 - _d**2) * _f", "_f",
       f"{EXPLORERS}::test_pink_noise_has_its_spectrum_and_unit_variance"),
     m("the explorer starts warm", "Switch.init", "_o.explorer.init(_k, _s)", "_o.base.init(_k, _s)",

@@ -13,7 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core_helpers import NOW, SPEC, DescentWeight, batches, close, fresh, run, same, small, train_state, transition
+from core_helpers import (
+    NOW,
+    SPEC,
+    DescentWeight,
+    batches,
+    close,
+    constant_actor,
+    descending,
+    fresh,
+    run,
+    same,
+    small,
+    train_state,
+    transition,
+)
 from maxinforl import cli, config
 from maxinforl.algorithms import INTRINSICS, algorithm
 from maxinforl.core.action_noise import ORNSTEIN_UHLENBECK, PINK, CorrelatedNoise
@@ -269,17 +283,15 @@ def test_a_deterministic_policy_has_a_critic_for_the_gain():
 def test_a_saturated_deterministic_actor_comes_back_from_the_edge():
     """At an output of 20 the tanh's gradient is 0: only the cost of the edge moves the actor, and towards 0."""
     plain = descending("ddpg", "none")
-    bias = lambda agent, actor: (
-        run(agent, replace(fresh(agent), learner=actor)).learner.params.actor.head.layers[-1].bias
-    )
+    after = lambda agent, learner: run(agent, replace(fresh(agent), learner=learner)).learner.params.actor
+    bias = lambda agent, learner: after(agent, learner).head.layers[-1].bias
     state = fresh(plain).learner
     stuck = constant_actor(state.params.actor, [20.0, -20.0])
     state = replace(state, params=replace(state.params, actor=stuck))
     pulled = replace(plain, base=replace(plain.base, policy=replace(plain.base.policy, edge=0.1)))
     np.testing.assert_allclose(bias(plain, state), [20.0, -20.0])
-    np.testing.assert_allclose(
-        bias(pulled, state), [20.0 - 0.1 * 4, -20.0 + 0.1 * 4], rtol=1e-4
-    )  # lr 0.1, slope 2 * 0.1 * 20
+    slope, lr = 2 * 0.1 * 20, 0.1
+    np.testing.assert_allclose(bias(pulled, state), [20 - lr * slope, -20 + lr * slope], rtol=1e-4)
 
 
 # ------------------------------------------------------------ old files keep their meaning

@@ -75,9 +75,7 @@ class NoisyDeterministic:
     """tanh of the network plus Gaussian noise: clipped in updates, unclipped when acting."""
 
     clip: float = 0.3
-    edge: float = (
-        0.0  # cost of squared outputs in the actor's loss: far from 0 the tanh has no gradient to come back by
-    )
+    edge: float = 0.0  # cost of squared outputs in the actor's loss: far from 0 the tanh has no gradient left
     entropic = False
     out_gain = 2**0.5
 
