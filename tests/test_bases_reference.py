@@ -310,6 +310,7 @@ def test_the_actor_waits_for_every_third_update_across_steps():
     assert all(finite(s.agent) for s in states)
 
 
+@pytest.mark.slow
 def test_a_reset_begins_afresh_but_for_what_was_observed():
     """The update after it is that of a fresh learner with what was observed; every reset has a key of its own."""
     program, states = life("simba", 2, reset_at=(2,), update_ratio=1)
@@ -341,6 +342,7 @@ def test_a_reset_keeps_the_model_its_weight_and_statistics():
     assert not same(twin.task.params, twin.curious.params)
 
 
+@pytest.mark.slow
 def test_statistics_are_of_what_is_acted_on_and_the_last_reward_belongs_to_its_episode():
     _, states = life("simba", 3)
     acted = np.concatenate([transition(seed=0).obs, np.ones((1, 3), np.float32), transition(seed=2).obs])

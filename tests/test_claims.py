@@ -193,7 +193,7 @@ BAD = [
     ({"environments": ["dmc/c*"]}, "unknown environment in"),
     ({"window": [0.5]}, "two shares"),
     ({"ratio": True}, "a threshold above 0"),
-    ({"threshold": "high"}, "claims.threshold must be float"),
+    ({"threshold": "high"}, "claims.threshold must be a finite number"),
 ]
 
 
@@ -218,7 +218,8 @@ def test_contrast_is_welch_and_sums_of_means():
 
 FIGURES = "summary state-based humanoid-bench phase-plot action-cost visual-dmc humanoid-visual lambda-evolution redq "
 FIGURES += (
-    "drqv2-noise humanoid-no-noise rnd eps eps-action-cost eps-curiosity switching-frequency oac drm compute-cost"
+    "drqv2-noise humanoid-no-noise rnd eps eps-action-cost eps-curiosity switching-frequency oac drm compute-cost "
+    "hard-exploration"
 )
 
 

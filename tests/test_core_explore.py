@@ -65,6 +65,7 @@ def test_the_mode_is_constant_within_a_round():
     assert mode[0].all() and not mode[-6:].any() and len(np.unique(mode[5:30, 0])) == 2
 
 
+@pytest.mark.slow
 def test_the_share_of_exploring_rounds_is_epsilon():
     """Over many seeds, at several points of training, read at the start of the round."""
     s, total = fresh(EPS), 32 * 100

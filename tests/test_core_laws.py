@@ -68,12 +68,30 @@ SLOW = [pytest.param(base, marks=pytest.mark.slow) for base in ("redq", "ddpg", 
 @pytest.mark.parametrize("base", ["sac", *SLOW])
 def test_maxinfo_without_weight_is_its_base(base):
     """Compiled, on every base, two updates long."""
-    plain, maxinfo = descending(base), replace(descending(base, "maxinfo"), weight=Fixed(0.0))
+    plain, maxinfo = descending(base), replace(descending(base, "maxinfo"), weight=Fixed(0.0), separate=False)
     a, b = fresh(plain), fresh(maxinfo)
     assert same(a.learner, b.learner)
     for i in range(2):
         a, b = run(plain, a, seed=i), run(maxinfo, b, seed=i)
     alike(a.learner, b.learner)
+
+
+@pytest.mark.slow
+def test_with_a_critic_of_its_own_a_gain_without_weight_changes_nothing_of_the_task():
+    plain, maxinfo = descending("ddpg"), replace(descending("ddpg", "maxinfo"), weight=Fixed(0.0))
+    assert maxinfo.own_critic
+    a, b = fresh(plain), fresh(maxinfo)
+    b = replace(b, learner=with_task_of(a.learner, b.learner))
+    for i in range(2):
+        a, b = run(plain, a, seed=i), run(maxinfo, b, seed=i)
+    alike(a.learner.params.actor, b.learner.params.actor)
+    alike(a.learner.params.critic.heads, jax.tree.map(lambda leaf: leaf[:1], b.learner.params.critic.heads))
+
+
+def with_task_of(one, two):
+    """A learner of two channels whose first, and whose actor, are those of a learner of one."""
+    pick = lambda x, y: x if x.shape == y.shape else jnp.concatenate([x, y[1:]])
+    return jax.tree.map(pick, one, two)
 
 
 def test_redq_with_two_of_two_critics_is_sac():

@@ -66,6 +66,7 @@ def mode(agent, learner, obs=0.0):
 ACTIONS = np.linspace(-0.9, 0.9, 60)
 
 
+@pytest.mark.slow
 def test_probe_one_step_reward():
     """Episodes of one step that pay 1.5: Q = 1.5 whatever the action."""
     s = learned(SAC, [(a, 1.5, True, False, 0.5, 0.0) for a in ACTIONS])

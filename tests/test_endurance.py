@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +15,7 @@ import pytest
 import maxinforl
 from core_helpers import transition
 from maxinforl import cli, files
+from maxinforl.core.actor_critic import ActorCritic
 from maxinforl.core.program import Program
 from maxinforl.core.types import Spec
 from maxinforl.envs import episode_seed
@@ -74,6 +74,7 @@ def replay_of(directory: Path) -> dict[str, np.ndarray]:
     return {f"{lane}/{name}": column for lane, part in enumerate(rows.lanes) for name, column in part.columns.items()}
 
 
+@pytest.mark.slow
 def test_a_saved_row_whose_episode_a_fault_cut_is_saved_again(tmp_path):
     """The end of the row before the head changes after the head has passed it."""
     agent = maxinforl.make(
@@ -223,7 +224,10 @@ def test_what_is_logged_and_kept_does_not_depend_on_when_metrics_are_read(tmp_pa
 class Witness:
     """An agent that learns nothing but which actions it was given, in the order of its updates."""
 
-    base = SimpleNamespace(policy_delay=2, gamma=0.9, nstep=2)
+    base = ActorCritic(policy_delay=2, gamma=0.9, nstep=2)
+
+    def observe(self, state, *seen):
+        return state
 
     def init(self, key, spec):
         return {"seen": jnp.zeros((6, 4)), "weight": jnp.ones((2, 2))}
@@ -325,7 +329,7 @@ class Doomed(Witness):
     def critic_step(self, state, batch, key, now):
         return state | {"moment": state["moment"].at[1].set(jnp.where(now.update >= 5, jnp.inf, 1.0))}, {}, None
 
-    def act(self, state, obs, key, now, explore):
+    def act(self, state, obs, key, now, explore, noise):
         return jnp.zeros((1, 1))
 
 

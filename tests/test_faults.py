@@ -210,6 +210,7 @@ def test_a_restored_pool_goes_on_across_a_fault():
 # ------------------------------------------------------------------ worker processes
 
 
+@pytest.mark.slow
 def test_workers_give_what_environments_in_this_process_give():
     pools = [make_pool(Brittle, num_envs=2, workers=w, action_repeat=2) for w in (False, True)]
     try:

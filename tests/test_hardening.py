@@ -446,6 +446,7 @@ def peak(function) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_logs_take_no_more_memory_than_a_few_times_their_size(tmp_path):
     from maxinforl.experiments.log_files import read_metrics, read_table
 

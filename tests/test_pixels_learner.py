@@ -114,6 +114,7 @@ def test_only_the_critic_trains_the_convolutions(algo):
     assert not same(improved.params.actor, before.params.actor)
 
 
+@pytest.mark.slow
 def test_the_actor_reads_the_encoder_the_critic_has_just_trained():
     agent = named("drqv2", lr=1e-2, noise=constant(0.0))
     base, data = agent.base, batches(3, None)

@@ -68,6 +68,7 @@ PASSES = {"drq": 3, "maxinfo-drq": 3, "drqv2": 3, "maxinfo-drqv2": 4, "drm": 3, 
 QUICK = ("drqv2", "maxinfo-drq")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in PASSES])
 def test_an_update_encodes_as_few_images_as_the_algorithm_allows(algo):
     agent = named(algo)

@@ -108,6 +108,7 @@ def test_one_step_is_the_batch_itself():
     assert all(np.array_equal(a, b) for a, b in zip(one.one, replay.backup(lane, row, GAMMA, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [pytest.param("drqv2", marks=pytest.mark.slow), "maxinfo-drqv2"])
 def test_learners_regress_on_those_returns(algo):
     """Critics worth 3 and 5 (task) and 7 and 11 (gain): y = R + gamma**K M 3, and 0.5 + gamma 7 whatever ended."""

@@ -215,7 +215,8 @@ def test_the_lists_are_printed_whole(capsys):
         "3.1": "eps-maxinfo-sac",
         "4": "disagreement-sac curiosity-sac intrinsic-sac eipo-sac drq drqv2 maxinfo-drq maxinfo-drqv2",
         "appendix": "redq maxinfo-redq oac maxinfo-oac maxinfo-rnd-sac eps-maxinfo-curiosity-sac drm maxinfo-drm",
-        "-": "ddpg droq maxinfo-ddpg maxinfo-droq",
+        "-": "ddpg droq maxinfo-ddpg maxinfo-droq simba crossq bro xqc"
+        " maxinfo-simba maxinfo-crossq maxinfo-bro maxinfo-xqc",
     }
     listing.show_algorithms()
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -224,7 +225,7 @@ def test_the_lists_are_printed_whole(capsys):
     listing.show_presets()
     said = capsys.readouterr().out
     assert all(f"\n{preset.name} " in said for preset in PRESETS)
-    assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win over presets" in said
+    assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win" in said
 
 
 def test_every_part_round_trips():
@@ -249,8 +250,8 @@ def test_none_survives_the_round_trip():
     [
         ({"kind": "Plain", "base": {"kind": "Evil"}}, "unknown kind in [agent.base]"),
         ({"kind": "Plain", "bas": {}}, "did you mean 'base'"),
-        ({"kind": "Tuned", "start": "one"}, "must be float"),
-        ({"kind": "Tuned", "start": True}, "must be float"),
+        ({"kind": "Tuned", "start": "one"}, "must be a finite number"),
+        ({"kind": "Tuned", "start": True}, "must be a finite number"),
         ({"kind": "InfoGain", "members": 2.5}, "must be a whole number"),
         ({"kind": "InfoGain", "hidden": [8, "x"]}, "must be a whole number"),
         ({"start": 1.0}, "unknown kind"),

@@ -120,6 +120,7 @@ def taken_up(directories: list[Path]):
 # ------------------------------------------------------------------ episodes that cannot be repeated
 
 
+@pytest.mark.slow
 def test_dynamics_that_do_not_follow_the_seed_are_found_by_what_they_lead_to(tmp_path, monkeypatch, capsys):
     out = broken_off(monkeypatch, ["--env", "Drifting-v0"], tmp_path / "run")
     open_age = lane_of(out)["age"][-1]
@@ -132,6 +133,7 @@ def test_dynamics_that_do_not_follow_the_seed_are_found_by_what_they_lead_to(tmp
     assert cut and rows["end"][cut[0] + 1] == LAST
 
 
+@pytest.mark.slow
 def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, monkeypatch, capsys):
     """Of three environments only the one whose first actions are gone; the other lanes go on as they were."""
     flags = ["--env", "Uneven-v0", "--num-envs", "3", "--capacity", "6"]
@@ -147,6 +149,7 @@ def test_an_episode_longer_than_the_replay_begins_anew_and_is_said(tmp_path, mon
     assert "counts as truncated" in said(capsys)
 
 
+@pytest.mark.slow
 def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     """And acts at random before learning starts."""
     broken_off(monkeypatch, ["--env", "Uneven-v0", "--seeds", "0-1", "--capacity", "20"], tmp_path / "runs")
@@ -157,6 +160,7 @@ def test_a_seed_that_begins_anew_leaves_the_others_alone(tmp_path, monkeypatch):
     assert np.array_equal(action[0], uniform) and not np.array_equal(uniform, greedy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["first", "common"])
 def test_seeds_without_a_step_in_common_start_again(tmp_path, monkeypatch, capsys, lost):
     """Killed between the first checkpoints of two seeds, or with the only step that both had gone."""
@@ -820,17 +824,17 @@ def test_an_error_of_the_system_is_one_sentence(tmp_path, monkeypatch, capsys, w
 
 
 def test_networks_that_do_not_fit_are_refused_before_anything_is_taken(tmp_path, monkeypatch, capsys):
-    huge = ["--set", "base.hidden=[1000000,1000000]"]
+    huge = ["--set", "base.hidden=[60000,60000]"]
     assert cli.main(["train", "--env", "Corridor-v0", *IDLE, *huge, "--out", str(tmp_path / "huge")]) == 2
     assert "GB are free" in capsys.readouterr().err and not (tmp_path / "huge").exists()
     out = broken_off(monkeypatch, ["--env", "Corridor-v0"], tmp_path / "run")
-    edited(out, "hidden = [\n    16,\n    16,\n]", "hidden = [1_000_000, 1_000_000]")
+    edited(out, "hidden = [\n    16,\n    16,\n]", "hidden = [60_000, 60_000]")
     shutil.rmtree(out / "checkpoints")
     capsys.readouterr()
     assert cli.main(["resume", str(out)]) == 2
     sentence = capsys.readouterr().err
     assert "GB are free" in sentence and sentence.count("\n") == 1
-    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (1_000_000, 1_000_000)})
+    agent = maxinforl.make("sac", "Corridor-v0", set={"base.hidden": (60_000, 60_000)})
     for use in (lambda: agent.learn(1), lambda: agent.predict(np.zeros(2))):
         with pytest.raises(BadInput, match="GB are free"):
             use()

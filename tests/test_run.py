@@ -254,6 +254,7 @@ def test_seeds_are_dealt_out_to_devices(tmp_path):
     assert all(close(tmp_path / f"1/seed-{s}", tmp_path / f"2/seed-{s}") for s in range(4))
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path, monkeypatch, capsys):
     command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "40", "--eval-every", "20", *FLAGS]
     assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
@@ -294,6 +295,7 @@ def test_sigterm_saves_and_exits_75(tmp_path):
     assert CheckpointStore(out / "checkpoints").load().step >= 500
 
 
+@pytest.mark.slow
 def test_an_environment_that_does_not_repeat_is_truncated_and_said(tmp_path, monkeypatch, capsys):
     command = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "60", *FLAGS, "--save-every", "20"]
     with monkeypatch.context() as patch:
@@ -310,6 +312,7 @@ def test_an_environment_that_does_not_repeat_is_truncated_and_said(tmp_path, mon
 # ------------------------------------------------------------------ counted right
 
 
+@pytest.mark.slow
 def test_steps_count_transitions_over_all_environments(tmp_path):
     agent = make("sac", num_envs=4, update_ratio=0.5, action_repeat=2)
     agent.learn(80, out=tmp_path / "run")
@@ -393,6 +396,7 @@ def test_schedules_say_that_they_stay():
         agent.learn(30)
 
 
+@pytest.mark.slow
 def test_a_loaded_agents_schedules_stay_where_they_were_planned(tmp_path):
     """A file that planned nothing leaves it to `learn`; one that did is followed, which is said."""
     agent = make("eps-maxinfo-sac")
@@ -473,6 +477,7 @@ def test_a_damaged_or_foreign_saved_agent_is_refused(tmp_path):
         maxinforl.load(tmp_path.parent)
 
 
+@pytest.mark.slow
 def test_an_instance_trains_and_says_that_evaluation_is_skipped():
     agent = make("sac", env=Corridor())
     with pytest.warns(UserWarning, match="evaluation is skipped"):
@@ -518,6 +523,7 @@ class Speed:
         return model.update(latents.z), {}
 
 
+@pytest.mark.slow
 def test_own_bonus_and_own_target():
     strong = maxinforl.make(
         "maxinfo-sac", "Corridor-v0", intrinsic=Speed(), set={"base.hidden": (16, 16)}, eval_episodes=0
@@ -557,7 +563,7 @@ class Wide(Ensemble):
         ({"intrinsic": Loose()}, "intrinsic must be a frozen dataclass on maxinforl.intrinsic.Ensemble with `score`"),
         ({"intrinsic": Speed}, "intrinsic must be a frozen dataclass"),
         ({"base": 3}, "base must be a frozen dataclass"),
-        ({"weight": 0.5}, "such as maxinforl.Fixed(0.5), not 0.5"),
+        ({"weight": [0.5]}, "such as maxinforl.Fixed(0.5), not [0.5]"),
         ({"target": 0.5}, "target must be a function"),
         ({"schedul": 1}, "did you mean 'schedule'"),
     ],
@@ -573,6 +579,7 @@ def test_a_part_that_the_algorithm_lacks():
         maxinforl.make("sac", "Corridor-v0", intrinsic=Speed())
 
 
+@pytest.mark.slow
 def test_weight_as_a_value():
     fixed = make(weight=maxinforl.Fixed(0.25), eval_episodes=0).learn(10)
     assert fixed.trainer is not None and float(fixed.trainer.state.agent.weight.value) == 0.25
@@ -823,6 +830,7 @@ class Breaks(Corridor):
 gym.register("Breaks-v0", lambda: Breaks())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--num-envs", "2"], ["--seeds", "0-1"]])
 def test_what_was_learned_is_kept_where_the_environment_breaks_before_any_checkpoint(tmp_path, capsys, flags):
     """And it is whole: a run with more patience goes on from there as if nothing had happened."""
@@ -845,6 +853,7 @@ def test_an_environment_of_ones_own_that_breaks_leaves_what_was_learned(tmp_path
     assert CheckpointStore(tmp_path / "run/checkpoints").load().step == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Corridor-v0", "jax/pendulum-hanging"])
 def test_the_states_that_are_recorded_are_those_that_steps_led_to(tmp_path, env):
     """The last one of an episode too, and not the first of the next in its place."""

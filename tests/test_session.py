@@ -181,6 +181,7 @@ class Watcher:
         return [step for name, _, step in self.calls if name == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Corridor-v0", "jax/pendulum-hanging"])
 def test_a_callback_that_observes_changes_nothing(tmp_path, env):
     given = {"learning_starts": 5, "save_every": 20, "log_every": 10, "eval_every": 20, "eval_episodes": 1}

@@ -441,7 +441,8 @@ def make(
         (1,)
     """
     known = {f.name for f in fields(Settings)}
-    named = lambda k, v: k in known and (k not in PARTS or v is None or isinstance(v, (str, int, float)))
+    name_of = lambda k, v: isinstance(v, (str, float, int) if k == "weight" else str)
+    named = lambda k, v: k in known and (k not in PARTS or v is None or name_of(k, v))
     plain = {k: v for k, v in overrides.items() if named(k, v)}
     parts = {k: v for k, v in overrides.items() if k not in plain}
     for name, value in parts.items():

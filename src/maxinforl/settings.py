@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatch
 from itertools import chain
@@ -237,13 +237,22 @@ def check_positive(name: str, value: float, most: float | None = None) -> None:
 def check_pairs(name: str, pairs: Any) -> None:
     """Refuses numbers that a file cannot hold, and tables in place of an environment's argument."""
     for key, value in pairs:
-        for part in value if isinstance(value, (list, tuple)) else (value,):
+        for part in innermost(value):
             if isinstance(part, float) and not math.isfinite(part):
                 raise BadInput(f"{flag(name)} {printable(key)} must be a finite number, not {part}")
             if isinstance(part, int) and abs(part) >= 2**63:
                 raise BadInput(f"{flag(name)} {printable(key)} is a number of more than 64 bits")
-            if name == "env_arg" and isinstance(part, (dict, list, tuple)):
-                raise BadInput(f"{flag(name)} {printable(key)} must be a number, a text or a list of them")
+            if name == "env_arg" and isinstance(part, dict):
+                raise BadInput(f"{flag(name)} {printable(key)} must be a number, a text or a list of them, not a table")
+
+
+def innermost(value: Any) -> Iterator[Any]:
+    """What a value or a list, of lists too, is made of."""
+    if not isinstance(value, (list, tuple)):
+        yield value
+    else:
+        for part in value:
+            yield from innermost(part)
 
 
 @dataclass(frozen=True)
