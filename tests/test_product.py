@@ -109,7 +109,7 @@ def test_a_combination_learns_and_acts_with_finite_numbers(parts):
         return s, metrics, agent.act(s, data.obs[0], key, now, explore=True)
 
     s = before = fresh(agent)
-    data, now = batches(agent.base.policy_delay, size=8), NOW
+    data, now = batches(agent.base.policy_delay, size=8), NOW._replace(update=NOW.update - 1)  # a delay of 2 is through
     for i in range(2):
         s, metrics, action = live(s, data, jax.random.key(i), now)
         now = now._replace(update=now.update + agent.base.policy_delay)
