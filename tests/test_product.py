@@ -46,7 +46,7 @@ def shapes(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", VECTORS)
+@pytest.mark.parametrize("base", ["sac", "redq", "droq", "simba", "bro", "xqc"])  # one of each kind of state
 def test_every_state_is_stable_under_scan(base):
     """Shape, dtype and weak type of every leaf are the same after an update, for the whole product; all can act."""
     for parts in [p for p in PRODUCT if p[0] == base]:
