@@ -56,7 +56,7 @@ TRAIN = [
     ([*PENDULUM, "--env-arg", "g=nan"], "g"),
     ([*PENDULUM, "--env-arg", "g=-inf"], "g"),
     ([*PENDULUM, "--env-arg", "g={x=1}"], "must be a number"),
-    ([*PENDULUM, "--env-arg", "g=[[1]]"], "must be a number"),
+    ([*PENDULUM, "--env-arg", "g=[[1]]"], "takes a float for the environment argument g"),
     ([*PENDULUM, "--env-arg", f"g={10**40}"], "environment argument"),
     ([*PENDULUM, "--env-arg", "=3"], "NAME=VALUE"),
     ([*PENDULUM, "--env-arg", "g"], "NAME=VALUE"),
