@@ -146,7 +146,7 @@ def saved(directory) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", ["simba", "bro", "xqc"])  # CrossQ has no array of a kind that XQC lacks
 def test_a_run_that_stops_before_a_reset_is_resumed_bit_for_bit(name, tmp_path, capsys):
     """With the normalisers as they were; `inspect` shows them."""
     more = ("--env", "Pendulum-v1", "--set", "base.reset_at=[50]", "--set", "base.lr_schedule=constant")

@@ -129,13 +129,26 @@ def outcome(out, given) -> dict:
     return left
 
 
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """The outcome without the other value, which many settings share."""
+    found = {}
+
+    def of(beside) -> dict:
+        if repr(beside) not in found:
+            found[repr(beside)] = outcome(tmp_path_factory.mktemp("without") / "run", dict(beside))
+        return found[repr(beside)]
+
+    return of
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [f.name for f in fields(Settings)])
-def test_every_setting_of_make_has_its_effect(tmp_path, monkeypatch, name):
+def test_every_setting_of_make_has_its_effect(tmp_path, monkeypatch, name, without):
     monkeypatch.setenv("WANDB_MODE", "offline")
     beside, other = OTHER[name]
-    one, two = outcome(tmp_path / "one", dict(beside)), outcome(tmp_path / "two", beside | {name: other})
+    one, two = without(beside), outcome(tmp_path / "two", beside | {name: other})
     differ = [part for part in one.keys() | two.keys() if one.get(part) != two.get(part)]
     assert differ, f"{name} changes nothing"
     if name not in ("env_timeout", "max_faults"):
