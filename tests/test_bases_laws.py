@@ -400,7 +400,8 @@ def test_every_base_composes_with_every_strategy():
     for base in ("simba", "crossq", "bro", "xqc"):
         for strategy in ("none", "maxinfo", "sum", "eipo", "eps", "then"):
             agent = compose(base, strategy)
-            jax.eval_shape(lambda agent=agent: agent.init(KEY, SPEC))
+            state = jax.eval_shape(lambda agent=agent: agent.init(KEY, SPEC))
+            assert agent.base.critic_net is not None and jax.tree.leaves(state.learner.params)
 
 
 def test_the_scalar_head_is_one_value():
