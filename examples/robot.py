@@ -31,7 +31,9 @@ def main(bundle: str, steps: int = 100) -> None:
 
     policy = Policy(bundle)  # raises ValueError if a file was changed
     contract = policy.contract
-    period = 1 / (contract["control_rate_hz"] or 50)
+    if contract["control_rate_hz"] is None:
+        sys.exit("the contract has no control rate: give the environment a `dt` (seconds per step) and export again")
+    period = 1 / contract["control_rate_hz"]
     robot = Robot(policy.shape[0])
     late = 0
     for _ in range(steps):

@@ -231,6 +231,7 @@ def small_base(name: str) -> ActorCritic:
     return small(name).base
 
 
+@pytest.mark.slow
 def test_a_network_without_batch_norm_does_not_care_who_joins_its_pass():
     base, data = small_base("simba"), batches()
     s = fresh(Plain(base)).learner
@@ -341,6 +342,7 @@ def test_the_discount_follows_the_length_of_an_episode():
     assert [discount_of(length) for length in (500, 1000, 50, 10_000)] == [0.99, 0.995, 0.95, 0.995]
 
 
+@pytest.mark.slow
 def test_a_fixed_entropy_weight_stays_and_the_target_entropy_is_per_dimension():
     data = batches()
     stepped = {}
@@ -396,6 +398,7 @@ def test_heads_policies_and_weights_that_cannot_be_are_refused():
             wrong()
 
 
+@pytest.mark.slow
 def test_every_base_composes_with_every_strategy():
     for base in ("simba", "crossq", "bro", "xqc"):
         for strategy in ("none", "maxinfo", "sum", "eipo", "eps", "then"):

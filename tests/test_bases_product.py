@@ -21,6 +21,8 @@ from maxinforl.errors import BadInput
 from maxinforl.settings import Settings, read_settings, resolve, settings_table
 from maxinforl.training.store import CheckpointStore
 
+pytestmark = pytest.mark.slow
+
 NEW = ("simba", "crossq", "bro", "xqc")
 FEW = {"steps": 60, "batch_size": 8, "learning_starts": 10, "eval_episodes": 1, "eval_every": 30, "log_every": 20}
 

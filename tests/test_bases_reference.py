@@ -37,6 +37,8 @@ from maxinforl.explore import Fixed
 from maxinforl.replay import Replay
 from test_core_reference import noises, one_of, only
 
+pytestmark = pytest.mark.slow
+
 LR, LR_END, ALPHA, ACTIONS, ROWS = 0.1, 0.02, 0.5, 2, 8
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("crossq", "bro")]
 PACE = {"xqc": 1 - (1 - LR_END / LR) * 5 / 100}  # linear, at step 5 of 100

@@ -227,6 +227,7 @@ def test_every_figure_is_there():
     assert set(reproduce.figure_names()) == {*FIGURES.split(), *theory.REPRODUCE}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES.split())
 def test_a_figure_is_whole(name):
     found = reproduce.load_figure(name)

@@ -79,6 +79,7 @@ def test_the_share_of_exploring_rounds_is_epsilon():
     assert abs(whole - 0.417) < 0.04
 
 
+@pytest.mark.slow
 def test_explore_then_exploit_switches_once_at_a_quarter():
     """Exactly at 25 % of the steps."""
     s = fresh(THEN)
@@ -104,6 +105,7 @@ def test_who_acts_is_who_the_schedule_says():
     np.testing.assert_allclose(judged(at(0, 100)), -np.tanh(2.0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_task_agent_knows_nothing_of_the_intrinsic_reward():
     """Whatever the bonus, the task's row is the same."""
     rows = [run(agent, fresh(agent)).task for agent in (EPS, small("sac", "eps", "curiosity"))]

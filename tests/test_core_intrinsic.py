@@ -117,6 +117,7 @@ def test_curiosity_of_a_case_made_by_hand():
     assert not isinstance(wonder, ScoresActions) and isinstance(Disagreement(), ScoresActions)
 
 
+@pytest.mark.slow
 def test_learned_noise_divides_the_variance():
     """The aleatoric option: log(1 + v / mean std**2), std from the members' second half."""
     gain = InfoGain(members=2, hidden=(8,), aleatoric=True)
@@ -190,6 +191,7 @@ def test_targets_of_states_and_of_latents():
     assert gain.update(model, seen)[0].outputs.mean.shape == (83,)
 
 
+@pytest.mark.slow
 def test_training_the_model_trains_nothing_else():
     """Actor, critics, target networks, weight and scale are bit for bit what they were."""
     agent = small("sac", "maxinfo")

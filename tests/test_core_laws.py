@@ -65,6 +65,7 @@ def test_maxinfo_without_weight_is_sac_bit_for_bit():
 SLOW = [pytest.param(base, marks=pytest.mark.slow) for base in ("redq", "ddpg", "droq")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["sac", *SLOW])
 def test_maxinfo_without_weight_is_its_base(base):
     """Compiled, on every base, two updates long."""
@@ -211,6 +212,7 @@ def lives(program):
     return alone, together, both
 
 
+@pytest.mark.slow
 def test_the_same_seed_lives_the_same_life(lives):
     (one, two), _, _ = lives
     assert same(one, two)
@@ -242,6 +244,7 @@ def test_clocks_metrics_and_warm_up(lives, program):
     assert len(np.unique(actions.round(6))) == actions.size  # every step has noise of its own
 
 
+@pytest.mark.slow
 def test_a_step_inserts_then_learns_then_acts():
     """In this order: from an empty replay the first batch is copies of the first transition."""
     agent = Plain(DESCENT)

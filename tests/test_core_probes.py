@@ -73,6 +73,7 @@ def test_probe_one_step_reward():
     np.testing.assert_allclose(values(s, 0.0, [-0.8, 0.0, 0.8]), 1.5, atol=0.03)
 
 
+@pytest.mark.slow
 def test_probe_discounting_over_two_steps():
     """Nothing, then 1: Q(second) = 1, Q(first) = gamma."""
     steps = [s for a in ACTIONS for s in ((a, 0.0, False, False, 1.0, 1.0), (a, 1.0, True, False, 2.0, 0.0))]
@@ -101,6 +102,7 @@ def test_probe_policy_choice():
     assert mode(agent, s, 1.0) == pytest.approx(-0.5, abs=0.12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("terminated", "value"), [(True, 1.0), (False, 1 / (1 - GAMMA))])
 def test_probe_truncation_bootstraps_and_termination_does_not(terminated, value):
     """One state, reward 1, an end after every step: r / (1 - gamma) if it is a time limit, r if it is an end."""

@@ -168,6 +168,7 @@ EVENTS = st.sampled_from(["go"] * 6 + ["terminate", "truncate", "both", "reset",
 GAMMA = 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lanes", "rows", "stack", "nstep"), LAYOUTS)
 def test_replay_is_a_list_of_transitions(lanes, rows, stack, nstep):
     """Random episodes, wrap-around, truncation, lanes, stacks and resets: the same transitions, the same backups."""
@@ -289,6 +290,7 @@ def test_the_memory_of_a_row_is_what_it_says(frame, dtype, actions):
     assert row_bytes(frame, np.dtype(dtype).itemsize, actions) == held / 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_step_copies_no_column(lanes):
     """Insert, sample, update and act in one program: what it costs does not grow with the rows."""

@@ -34,6 +34,7 @@ def apart(agent: maxinforl.Agent, act, obs: np.ndarray) -> float:
 SLOW = [pytest.param(algo, marks=pytest.mark.slow) for algo in ("maxinfo-oac", "eps-maxinfo-sac")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["sac", "ddpg", "eipo-sac", *SLOW])
 def test_a_numpy_bundle_acts_as_predict_does(tmp_path, algo):
     agent = made(algo)

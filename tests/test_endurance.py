@@ -33,6 +33,8 @@ from maxinforl.training.store import CheckpointStore
 from test_faults import Brittle
 from test_run import FLAGS, interrupted, metrics, same, saved_weights
 
+pytestmark = pytest.mark.slow
+
 BAD_EPISODES = [episode_seed(0, lane, e) for lane in range(2) for e in (3, 8, 11, 15)]
 gym.register("Brittle-v0", lambda: Brittle(BAD_EPISODES, "nan_observation"))
 gym.register("Hanging-v0", lambda: Brittle([episode_seed(0, 0, 2)], "hang"))

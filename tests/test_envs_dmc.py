@@ -31,6 +31,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [pytest.param(*item, id=item[0], marks=[pytest.mark.slow] * item[0].startswith("dog")) for item in SIZES.items()],

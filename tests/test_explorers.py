@@ -114,6 +114,7 @@ def test_a_long_memory_loses_the_spread():
 LOGGED = ["maxinfo-rnd-sac", "disagreement-sac", "curiosity-sac", "eps-maxinfo-sac", "eps-maxinfo-curiosity-sac"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [1, 4])
 @pytest.mark.parametrize("algo", LOGGED)
 def test_logged_rewards_of_mountain_car_keep_their_spread(algo, ratio):
@@ -128,6 +129,7 @@ def test_logged_rewards_of_mountain_car_keep_their_spread(algo, ratio):
     assert running.min() > 0.5 and running.max() < 2
 
 
+@pytest.mark.slow
 def test_an_explorer_is_given_the_normalised_reward_and_one_setting_gives_the_raw_one():
     agent = small("sac", "eps")
     assert agent.normalized

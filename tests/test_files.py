@@ -64,6 +64,7 @@ def arrays() -> dict[str, np.ndarray]:
 # --- arrays ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(st.dictionaries(st.text(max_size=9).filter(lambda n: n != "__metadata__"), ANY_ARRAY, max_size=4), TABLE)
 def test_arrays_round_trip_bit_for_bit(tmp_path_factory, arrays, meta):

@@ -278,6 +278,7 @@ def learned(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("read", "cases"), [(read_run, 300), (maxinforl.load, 50)], ids=["read_run", "load"])
 @pytest.mark.filterwarnings("ignore:the checkpoint at step 1 was made with")
 def test_configurations(learned, tmp_path, read, cases, share):
@@ -494,6 +495,7 @@ def strange_rows(chance: random.Random, rows: Rows) -> Rows:
     return rows._replace(lanes=[Lane(lane.first, left(lane) | change(lane.columns[name])) for lane in rows.lanes])
 
 
+@pytest.mark.slow
 def test_what_a_run_is_taken_up_from(going, share):
     """Names, shapes and types of a checkpoint that is whole, but not of this run."""
     trainer, saved = going

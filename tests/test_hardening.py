@@ -207,6 +207,7 @@ def in_time(function, seconds=20.0):
     return result[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
 @pytest.mark.parametrize("odd", ["fifo", "zero", "directory"])
 def test_a_log_that_is_no_file_neither_hangs_nor_fills_the_memory(tmp_path, finished, name, odd):

@@ -121,6 +121,7 @@ def filled(agent: maxinforl.Agent, steps: int = 60) -> Replay:
 SLOW_ALGOS = [pytest.param(a, marks=pytest.mark.slow) for a in ("eps-maxinfo-curiosity-sac", "maxinfo-rnd-sac")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", *SLOW_ALGOS])
 def test_every_strategy_with_a_model_is_evaluated(algo):
     agent = maxinforl.make(algo, "Pendulum-v1", set=TINY)

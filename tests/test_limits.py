@@ -103,6 +103,7 @@ def test_another_shape_of_actions_is_refused_with_a_sentence(saved, source):
         maxinforl.load(saved / source, env=TwoAxes)
 
 
+@pytest.mark.slow
 def test_an_agent_that_was_asked_before_it_learned_moves_with_what_it_has_learned():
     agent = maxinforl.make("sac", Cart, **SMALL)
     agent.predict(FAR)

@@ -22,6 +22,8 @@ from maxinforl.core.update import update
 from maxinforl.errors import BadInput
 from pixel_helpers import SPEC, batches, named
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(2)
 OFF = Dormant(every=0, aware="never")
 

@@ -21,6 +21,8 @@ from maxinforl.errors import BadInput
 from maxinforl.explore import MaxInfo
 from pixel_helpers import LATENT, SPEC, batches, named
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(3)
 
 

@@ -17,6 +17,8 @@ from maxinforl.core.types import clock
 from maxinforl.core.update import update
 from pixel_helpers import SPEC, batches, named, small
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 PAIRS = [("none", None)] + [
     (explore, intrinsic)

@@ -202,6 +202,7 @@ def test_only_the_last_frame_of_a_replayed_episode_is_drawn(workers):
 # ------------------------------------------------------------------ from Python
 
 
+@pytest.mark.slow
 def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, monkeypatch, capsys):
     build = lambda: maxinforl.make(
         "sac",
@@ -238,6 +239,7 @@ def test_a_run_on_ones_own_environment_resumes_exactly_from_python(tmp_path, mon
         maxinforl.resume(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["saved", "loaded run", "second directory"])
 def test_an_agent_that_had_learned_is_there_from_the_first_step(tmp_path, monkeypatch, how):
     """Killed before a checkpoint was due, it goes on with what it knew and not with what its seed would give."""
@@ -392,6 +394,7 @@ def test_a_hang_while_a_run_is_taken_up_is_watched_too(tmp_path, monkeypatch):
     assert cli.main(["resume", str(out)]) == 0
 
 
+@pytest.mark.slow
 def test_what_was_loaded_is_let_go_before_training_goes_on(tmp_path, monkeypatch):
     broken_off(monkeypatch, ["--env", "Corridor-v0", "--seeds", "0-1"], tmp_path / "runs")
     saved: Saved = read_saved([tmp_path / "runs/seed-0", tmp_path / "runs/seed-1"])
@@ -432,6 +435,7 @@ def test_a_replay_is_made_anew_a_column_at_a_time(tmp_path, monkeypatch):
     assert held[-len(columns) :] == [4, 3, 2, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eval.csv", "metrics.jsonl"])
 def test_a_log_that_is_not_what_the_checkpoint_saw_is_said(tmp_path, monkeypatch, capsys, name):
     flags = ["--env", "Corridor-v0", "--log-every", "10", "--eval-episodes", "1", "--eval-every", "10"]
@@ -876,6 +880,7 @@ def test_starts_whose_frames_were_lost_are_left_out():
     assert np.array(cut.starts)[0, :5].tolist() == [22, 23, 24, 25, 26] and int(cut.pushed[0]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["40,40,0", "x", "40,40,0,1.0,é,1.0,1.0,5.0,2", "\x00" * 9])
 def test_a_damaged_evaluation_is_one_sentence(tmp_path, monkeypatch, capsys, line):
     flags = ["--env", "Corridor-v0", "--eval-episodes", "1", "--eval-every", "10"]

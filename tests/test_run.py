@@ -94,6 +94,7 @@ def metrics(directory: Path) -> list[dict[str, float]]:
 # ------------------------------------------------------------------ reproducible
 
 
+@pytest.mark.slow
 def test_same_seed_twice_gives_the_same_files(tmp_path):
     for name in "ab":
         make().learn(60, out=tmp_path / name)
@@ -447,6 +448,7 @@ def test_predict_takes_one_or_many_and_gives_native_actions():
         agent.evaluate(0)
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_predicts_bit_identically(tmp_path):
     agent = make().learn(40, out=tmp_path / "run")
     with pytest.raises(BadInput, match="checkpoints of its own"):
@@ -488,6 +490,7 @@ def test_an_instance_trains_and_says_that_evaluation_is_skipped():
     assert make("sac", env=lambda: Corridor(), num_envs=2).learn(20).evaluations
 
 
+@pytest.mark.slow
 def test_nothing_is_written_without_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make("sac").learn(20)

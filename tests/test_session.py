@@ -257,6 +257,7 @@ def test_what_could_not_be_opened_closes_its_evaluator(tmp_path, monkeypatch):
     assert len(closed) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_step", "on_log", "on_evaluation", "on_checkpoint"])
 def test_a_callback_that_returns_false_stops_with_a_checkpoint(tmp_path, hook):
     stop = type("Stops", (), {hook: lambda self, run, *_: run.step < 20})()
@@ -342,6 +343,7 @@ def test_stop_at_ends_a_run_that_is_finished_everywhere(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_seeds_that_train_together_stop_when_all_have_reached_it(tmp_path, monkeypatch):
     """Seed 1 gets there at step 20 only: until then seed 0 trains on."""
     from maxinforl.training.evaluate import Evaluation, Evaluator
@@ -617,6 +619,7 @@ def test_information_gain_compiles_once(monkeypatch):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_agents_that_are_alike_are_traced_once(trace_anew):
     first, second = (make("sac", learning_starts=5, eval_episodes=0, seed=seed).learn(20) for seed in (0, 1))
     assert first.trainer.program is second.trainer.program and first.trainer.program.traces["step"] == 1

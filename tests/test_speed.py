@@ -52,6 +52,7 @@ def subject() -> speed.TimedAgent:
     return speed.TimedAgent(TINY)
 
 
+@pytest.mark.slow
 def test_the_flop_of_sac_by_hand(subject):
     """Hidden layer 16, batch 8, Pendulum (3 -> 1): critics 4-16-1, actor 3-16-2; multiply-adds per sample and row."""
     critic_in, critic_out, actor_in, actor_out = 4 * 16, 16, 3 * 16, 16 * 2

@@ -61,13 +61,26 @@ SECTIONS = {  # of the documentation, by the kind of name that is unknown
 }
 OTHER_LIBRARIES = {  # what other libraries call a setting: its name here
     "learning_rate": "base.lr",
+    "lr": "base.lr",
     "discount": "base.gamma",
+    "gamma": "base.gamma",
     "polyak": "base.tau",
+    "tau": "base.tau",
     "net_arch": "base.hidden",
+    "policy_kwargs": "base.hidden",
+    "ent_coef": "base.alpha",
+    "target_entropy": "base.alpha",
     "buffer_size": "capacity",
     "gradient_steps": "update_ratio",
     "train_freq": "update_ratio",
     "total_timesteps": "steps",
+}
+ARGUMENTS = {  # what other libraries pass where this one has no setting: what to do instead
+    "device": "JAX chooses the device: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu",
+    "progress_bar": "It is an argument of learn: agent.learn(steps, progress=True)",
+    "verbose": "It is an argument of learn: agent.learn(steps, progress=True)",
+    "callback": "It is an argument of learn: agent.learn(steps, callback=...)",
+    "policy": "The networks belong to the base: see base.policy and base.hidden in `maxinforl list --preset`",
 }
 
 
@@ -83,10 +96,12 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
     near = near or get_close_matches(name, options, n=3, cutoff=0.5)
     if kind == "setting" and (called := OTHER_LIBRARIES.get(name.rpartition(".")[2].lower())):
         near = [called]
+    if kind == "setting" and name in ARGUMENTS:
+        near, hint = [], ARGUMENTS[name]
     sentence = f"unknown {kind} '{name}'"
     if near:
         sentence += ": did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
-    elif options and len(options) <= 12:
+    elif options and len(options) <= 12 and not hint:
         sentence += ": choose from " + ", ".join(options)
     if hint:
         sentence += ("" if near else ".") + f" {hint}"

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -17,6 +18,13 @@ RENDER_SIZE = 256
 PIXELS, DMC, BRAX, JAX = "pixels/", "dmc/", "brax/", "jax/"
 PENDULUM = "pendulum-hanging"
 H1 = {"h1-stand": "stand", "h1-walk": "walk", "h1-run": "run"}
+ELSEWHERE = {  # how ids of known packages begin: the module that registers them
+    "gymnasium_robotics": ("PointMaze", "AntMaze", "Fetch", "Hand", "Adroit", "FrankaKitchen", "MaMuJoCo"),
+    "panda_gym": ("Panda",),
+    "metaworld": ("Meta-World",),
+    "minigrid": ("MiniGrid", "BabyAI"),
+    "highway_env": ("highway", "parking", "racetrack"),
+}
 
 
 def build(name: str, render_mode: str | None, size: int, args: Mapping[str, Any]) -> gym.Env:
@@ -90,6 +98,7 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
     own = {}
     if ":" in name and (name.count(":") > 1 or not all(name.split(":"))):
         raise BadInput(f"the environment '{printable(name)}' is not of the form MODULE:NAME", "environments.md#names")
+    find_here(name)
     check_types(name, registered_defaults(name) if args else {}, args)
     if render_mode:
         gl.choose_backend()
@@ -97,7 +106,9 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
     try:
         env = construct(name, gym.make, args, name, disable_env_checker=True, **own)
     except (gym.error.UnregisteredEnv, gym.error.DeprecatedEnv) as error:
-        raise unknown("environment", name, [*gym.registry, *catalogue()]) from error
+        raise unknown("environment", name, [*gym.registry, *catalogue()], registered_by(name)) from error
+    except ModuleNotFoundError as error:
+        raise no_module(name, error) from error
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         if "mujoco" in str(error).lower():
             raise missing_extra("mujoco", f"the environment '{name}'") from error
@@ -118,6 +129,35 @@ def from_registry(name: str, render_mode: str | None, args: Mapping[str, Any]) -
         gl.log_warnings(sys.modules["mujoco"])
     gl.check_camera(name, env, args)
     return env
+
+
+def registered_by(name: str) -> str:
+    """A hint for ids that a known package registers when it is imported."""
+    for module, beginnings in ELSEWHERE.items():
+        if ":" not in name and name.startswith(beginnings):
+            package = module.replace("_", "-")
+            return f"Ids like this are registered by {module}: pip install {package}, then name it {module}:{name}"
+    return ""
+
+
+def find_here(name: str) -> None:
+    """Lets MODULE:NAME name a module of the current directory, which a console script does not search."""
+    module, colon, _ = name.partition(":")
+    if colon and os.getcwd() not in sys.path and find_spec(module.partition(".")[0]) is None:
+        sys.path.append(os.getcwd())
+
+
+def no_module(name: str, error: ModuleNotFoundError) -> BadInput:
+    """The error for an environment whose module, or one that it imports, is not there."""
+    module, name = printable(name.partition(":")[0]), printable(name)
+    if ":" in name and f"'{module.partition('.')[0]}'" in str(error):
+        return BadInput(
+            f"the environment '{name}' names the module '{module}', which is neither installed nor in this directory",
+            "environments.md#names",
+        )
+    if "mujoco" in str(error).lower():
+        return missing_extra("mujoco", f"the environment '{name}'")
+    return BadInput(f"the environment '{name}' needs a package that is not installed: {one_line(error)}")
 
 
 def check_name(name: object, given: object = None) -> None:

@@ -29,7 +29,8 @@ def picture(env: gym.Env) -> np.ndarray:
         mujoco = hasattr(env.unwrapped, "mujoco_renderer")  # Gymnasium's own, which names no package that it lacks
         frame = gl.rendered(env.render) if mujoco else env.render()
     except gym.error.DependencyNotInstalled as error:
-        raise BadInput(f"this environment cannot render: {error}", EXTRAS) from error
+        missing = "pygame is not installed, run `pip install pygame`" if "pygame" in str(error) else str(error)
+        raise BadInput(f"this environment cannot render: {missing}", EXTRAS) from error
     if frame is None:
         raise BadInput("this environment renders nothing: its render() must give a frame in the mode rgb_array")
     frame = np.array(frame)

@@ -56,6 +56,12 @@ class RunStatus:
             pass
         return step, fps, score
 
+    def cells(self) -> tuple[str, str, str]:
+        """Steps, last return and time left, as text."""
+        step, fps, score = self.progress() if self.state != "waiting" else (0, float("nan"), float("nan"))
+        left = format_duration((self.total - step) / fps) if fps > 0 and self.state == "running" else "–"
+        return f"{step}/{self.total}", "–" if score != score else f"{score:.1f}", left
+
 
 @dataclass
 class Sweep:
@@ -67,10 +73,12 @@ class Sweep:
     threads: int = 1
     console: Console = field(default_factory=Console)
     every: float = 0.5  # seconds between polls
+    note_every: float = 60.0  # seconds between lines of progress where there is no live table
 
     def __post_init__(self):
         start = {"finished": "finished", "interrupted": "waiting", "new": "waiting"}
         self.rows = {p.run.name: RunStatus(p, start[p.state]) for p in self.plan}
+        self.noted = time.monotonic()
 
     def go(self) -> int:
         """Submit every unfinished run, wait, and print a summary; returns the exit code."""
@@ -94,10 +102,19 @@ class Sweep:
                 self._end(done)
             for name in self.launcher.running() & left:
                 self._mark(name, "running")
+            if not self.console.is_terminal and time.monotonic() - self.noted >= self.note_every:
+                self._note()
             if left:
                 time.sleep(self.every)
         for name in left & {*self.launcher.running(), *(n for n, row in self.rows.items() if row.state == "running")}:
             self._mark(name, "interrupted")
+
+    def _note(self) -> None:
+        self.noted = time.monotonic()
+        for name, row in self.rows.items():
+            if row.state == "running":
+                steps, last_return, left = row.cells()
+                self.say(f"{'running':>11}  {name}: {steps} steps, return {last_return}, {left} left")
 
     def _end(self, done: Done) -> None:
         row = self.rows[done.job.name]
@@ -126,11 +143,7 @@ class Sweep:
         counts = ", ".join(f"{n} {s}" for s in order if (n := sum(row.state == s for row in rows)))
         table = Table("run", "state", "steps", "return", "time left", box=None, caption=counts, pad_edge=False)
         for row in rows[:LIVE_ROWS] if self.console.is_terminal else ():
-            step, fps, score = row.progress() if row.state != "waiting" else (0, float("nan"), float("nan"))
-            left = format_duration((row.total - step) / fps) if fps > 0 and row.state == "running" else "–"
-            last_return = "–" if score != score else f"{score:.1f}"
-            state = f"[{STYLES[row.state]}]{row.state}[/]"
-            table.add_row(escape(row.planned.run.name), state, f"{step}/{row.total}", last_return, left)
+            table.add_row(escape(row.planned.run.name), f"[{STYLES[row.state]}]{row.state}[/]", *row.cells())
         return table
 
     def _summary(self) -> int:

@@ -182,6 +182,11 @@ class SeedRun:
             for step, obs in visited:
                 self.recorder.add(step, obs[self.view.index])
 
+    def start_rate(self) -> None:
+        """Steps per second count from here: what came before was compilation."""
+        self.logged = self.view.step
+        self.watch.lap()
+
     def log(self, callbacks: Callbacks) -> dict[str, float]:
         line = self.view.log_line()
         line |= {
@@ -419,10 +424,16 @@ class Session:
             if not self.evaluate(missing=True):
                 return False
             whole = True  # whether the last evaluation was played to its end
+            compiled: set[bool] = set()  # the first step with and without learning waits for the compiler
             while (step := self.trainer.step) < last and not self.callbacks.stopped_by and not self.reached_return:
                 most = min(every.left(step) for every in (log, evaluate, save, Every(last, stride)))
+                learns = not self.trainer.warming_up
                 visited = self.trainer.advance(most)
                 step = self.trainer.step
+                if learns not in compiled and not log(step):
+                    for run in self.runs:
+                        run.start_rate()
+                compiled.add(learns)
                 for run in self.runs:
                     run.record(visited)
                     self.callbacks("on_step", run.run)
