@@ -27,13 +27,16 @@ class Standardize:
             raise BadInput(f"the floor of a normaliser must be a finite number above 0, not {self.floor}")
 
 
+DEFAULT_RULE = Standardize()
+
+
 class Normalizer(eqx.Module):
     mean: Array
     std: Array
     count: Array
     rule: Standardize = eqx.field(static=True)
 
-    def __init__(self, shape: tuple[int, ...] = (), rule: Standardize = Standardize()):
+    def __init__(self, shape: tuple[int, ...] = (), rule: Standardize = DEFAULT_RULE):
         self.mean, self.std = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
         self.count, self.rule = jnp.zeros((), jnp.float32), rule
 

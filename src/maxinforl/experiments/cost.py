@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from maxinforl import envs
+from maxinforl.algorithms import BASES, CATALOGUE
 from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import update
 from maxinforl.envs.names import PIXELS
@@ -18,6 +19,7 @@ from maxinforl.experiments.flops import products
 from maxinforl.experiments.suite_runs import SuiteRun
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
+from maxinforl.settings import Settings, resolve
 from maxinforl.training.trainer import rows_for
 
 # Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
@@ -73,6 +75,15 @@ def cost(run: SuiteRun) -> Cost | None:
     work = gflop(agent, spec, settings.batch_size, updates)
     hours = settings.steps * work * MS_PER_GFLOP / 3.6e6
     return Cost(hours, settings.num_envs * rows_for(settings.steps, settings) * row_bytes(frame, itemsize, actions))
+
+
+def step_cost(algo: str) -> float:
+    """GFLOP of an agent step at catalogue defaults with the observations and actions of a walker (24 and 6)."""
+    pixels = BASES[CATALOGUE[algo].base].encoder is not None
+    env = f"{PIXELS if pixels else ''}dmc/walker-run"
+    settings, agent = resolve(Settings(algo=algo, env=env))
+    shape = (settings.image_size, settings.image_size, 3 * settings.frame_stack) if pixels else (24,)
+    return gflop(agent, Spec(shape, 6), settings.batch_size, int(settings.update_ratio or 1))
 
 
 def lines(runs: Sequence[SuiteRun]) -> list[str]:
