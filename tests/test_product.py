@@ -20,6 +20,7 @@ from maxinforl.core.policies import Linear, Optimism
 from maxinforl.core.types import Clock
 from maxinforl.core.update import update
 from maxinforl.errors import BadInput
+from maxinforl.experiments.cost import step_cost
 from maxinforl.explore import Epsilon, Fixed, IntrinsicSum, MaxInfo, Plain, Switch, Then, Tied, Tuned
 from maxinforl.intrinsic import RND, Disagreement, InfoGain
 from maxinforl.settings import PRESETS
@@ -226,6 +227,11 @@ def test_the_lists_are_printed_whole(capsys):
     said = capsys.readouterr().out
     assert all(f"\n{preset.name} " in said for preset in PRESETS)
     assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win" in said
+
+
+def test_the_listed_costs_are_those_of_the_updates():
+    sac = step_cost("sac")
+    assert {name: float(f"{step_cost(name) / sac:.2g}") for name in CATALOGUE} == listing.STEP_COST
 
 
 def test_every_part_round_trips():

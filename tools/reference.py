@@ -5,6 +5,7 @@ from pathlib import Path
 from maxinforl.algorithms import BASES, CATALOGUE, INTRINSICS, STRATEGIES
 from maxinforl.cli import parser
 from maxinforl.cli_docs import reference
+from maxinforl.listing import STEP_COST
 from maxinforl.settings import PRESETS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -13,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 def catalogue() -> str:
     """algorithms.md"""
     rows = [
-        f"| `{name}` | `{r.base}` | `{r.explore}` | {f'`{r.intrinsic}`' if r.intrinsic else '–'} | {r.summary} |"
+        f"| `{name}` | `{r.base}` | `{r.explore}` | {f'`{r.intrinsic}`' if r.intrinsic else '–'} | {STEP_COST[name]:g} | {r.summary} |"
         for name, r in CATALOGUE.items()
     ]
     presets = [
@@ -26,9 +27,11 @@ def catalogue() -> str:
             "",
             "Written by `python tools/reference.py` from the catalogue itself.",
             "",
-            "| name | base | strategy | intrinsic reward | what it is |",
-            "|---|---|---|---|---|",
+            "| name | base | strategy | intrinsic reward | cost | what it is |",
+            "|---|---|---|---|---|---|",
             *rows,
+            "",
+            "Cost: floating-point operations of an agent step relative to SAC's, with the base's own update ratio.",
             "",
             "Any other product is composed with `--base`, `--explore` and `--intrinsic`:",
             "",

@@ -11,6 +11,16 @@ from maxinforl import envs
 from maxinforl.algorithms import CATALOGUE
 from maxinforl.settings import PRESETS
 
+# FLOP of an agent step divided by SAC's, from `experiments.cost.step_cost`, which would import JAX; a test compares.
+STEP_COST = {
+    "sac": 1, "redq": 52, "oac": 1, "ddpg": 0.99, "droq": 12, "simba": 2.4, "crossq": 0.83, "bro": 2.5, "xqc": 2.4,
+    "maxinfo-sac": 1.1, "maxinfo-redq": 53, "maxinfo-oac": 1.1, "maxinfo-ddpg": 1.9, "maxinfo-droq": 13,
+    "maxinfo-simba": 2.6, "maxinfo-crossq": 0.87, "maxinfo-bro": 2.5, "maxinfo-xqc": 4.9, "maxinfo-rnd-sac": 1.1,
+    "eps-maxinfo-sac": 2, "eps-maxinfo-curiosity-sac": 2, "disagreement-sac": 2, "curiosity-sac": 2,
+    "intrinsic-sac": 1.8, "eipo-sac": 2.8, "drq": 200, "drqv2": 200, "drm": 200, "maxinfo-drq": 200,
+    "maxinfo-drqv2": 240, "maxinfo-drm": 250,
+}  # fmt: skip
+
 
 def table(*columns: str) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -25,12 +35,15 @@ def screen() -> Console:
 
 
 def show_algorithms() -> None:
-    rows = table("algorithm", "base", "explore", "intrinsic", "paper", "what it is")
+    rows = table("algorithm", "base", "explore", "intrinsic", "paper", "cost", "what it is")
     for name, r in CATALOGUE.items():
-        rows.add_row(name, r.base, r.explore, r.intrinsic or "-", r.section, r.summary)
+        rows.add_row(name, r.base, r.explore, r.intrinsic or "-", r.section, f"{STEP_COST[name]:g}", r.summary)
     console = screen()
     console.print(rows)
-    console.print("\nCompose any other with --base B --explore none|maxinfo|sum|eipo|eps|then --intrinsic I.")
+    console.print(
+        "\ncost: floating-point operations of an agent step relative to SAC's, with the base's own update ratio."
+    )
+    console.print("Compose any other with --base B --explore none|maxinfo|sum|eipo|eps|then --intrinsic I.")
 
 
 def show_envs() -> None:

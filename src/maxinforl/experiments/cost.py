@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from maxinforl import envs
 from maxinforl.algorithms import BASES, CATALOGUE
+from maxinforl.core.encoders import States
 from maxinforl.core.types import Spec, clock
 from maxinforl.core.update import update
 from maxinforl.envs.names import PIXELS
@@ -79,7 +80,7 @@ def cost(run: SuiteRun) -> Cost | None:
 
 def step_cost(algo: str) -> float:
     """GFLOP of an agent step at catalogue defaults with the observations and actions of a walker (24 and 6)."""
-    pixels = BASES[CATALOGUE[algo].base].encoder is not None
+    pixels = not isinstance(BASES[CATALOGUE[algo].base].encoder, States)
     env = f"{PIXELS if pixels else ''}dmc/walker-run"
     settings, agent = resolve(Settings(algo=algo, env=env))
     shape = (settings.image_size, settings.image_size, 3 * settings.frame_stack) if pixels else (24,)
