@@ -229,6 +229,7 @@ def test_the_lists_are_printed_whole(capsys):
     assert "learning_starts=500" in said and "base.hidden=(1024, 1024)" in said and "flags win" in said
 
 
+@pytest.mark.slow
 def test_the_listed_costs_are_those_of_the_updates():
     sac = step_cost("sac")
     assert {name: float(f"{step_cost(name) / sac:.2g}") for name in CATALOGUE} == listing.STEP_COST

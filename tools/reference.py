@@ -14,7 +14,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 def catalogue() -> str:
     """algorithms.md"""
     rows = [
-        f"| `{name}` | `{r.base}` | `{r.explore}` | {f'`{r.intrinsic}`' if r.intrinsic else '–'} | {STEP_COST[name]:g} | {r.summary} |"
+        f"| `{name}` | `{r.base}` | `{r.explore}` | {f'`{r.intrinsic}`' if r.intrinsic else '–'} "
+        f"| {STEP_COST[name]:g} | {r.summary} |"
         for name, r in CATALOGUE.items()
     ]
     presets = [

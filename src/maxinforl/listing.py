@@ -40,9 +40,7 @@ def show_algorithms() -> None:
         rows.add_row(name, r.base, r.explore, r.intrinsic or "-", r.section, f"{STEP_COST[name]:g}", r.summary)
     console = screen()
     console.print(rows)
-    console.print(
-        "\ncost: floating-point operations of an agent step relative to SAC's, with the base's own update ratio."
-    )
+    console.print("\ncost: FLOP of an agent step relative to SAC's, with the base's own update ratio.")
     console.print("Compose any other with --base B --explore none|maxinfo|sum|eipo|eps|then --intrinsic I.")
 
 
