@@ -161,7 +161,8 @@ class StepFunctions:
     def sample_round(self, s: TrainState, i: Array | int) -> tuple[Batch, Array]:
         """The batches of a round of updates at a step, and the key of those updates."""
         k_sample, k_update = jax.random.split(jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 1))
-        count, base, k_batch = self.updates // self.rounds, self.agent.base, jax.random.fold_in(k_sample, i)
+        count, base = self.updates // self.rounds, self.agent.base
+        k_batch = jax.random.fold_in(k_sample, i)
         draw = lambda replay, key, rows: replay.sample(key, (count, rows), base.gamma, base.nstep)
         batches = draw(s.replay, k_batch, self.batch_size - self.prior_rows)
         if self.prior_rows:
