@@ -95,5 +95,10 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
 
 def missing_extra(extra: str, purpose: str) -> BadInput:
     """The error for an optional dependency that is not installed."""
-    see = {"onnx": "deployment.md", "ray": "evidence.md#launchers", "slurm": "evidence.md#launchers"}.get(extra, EXTRAS)
+    see = {
+        "hdf5": "your-own.md#demonstrations-and-other-prior-data",
+        "onnx": "deployment.md",
+        "ray": "evidence.md#launchers",
+        "slurm": "evidence.md#launchers",
+    }.get(extra, EXTRAS)
     return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'", see)
