@@ -419,6 +419,16 @@ COMMAND = ["train", "--algo", "sac", "--env", "Corridor-v0", "--steps", "60", *F
 COMMAND += ["--eval-every", "30", "--log-every", "15", "--eval-episodes", "1"]
 
 
+def whole_and_broken(command, tmp_path, monkeypatch):
+    """The same run twice, the second killed between two checkpoints and resumed."""
+    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, at=46)
+        with pytest.raises(MemoryError):
+            cli.main([*command, "--out", str(tmp_path / "broken")])
+    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+
+
 @pytest.fixture
 def file(tmp_path):
     prior = episodes(lengths=(20, 30), ends=("terminated", "truncated"))
@@ -437,12 +447,7 @@ def file(tmp_path):
 )
 def test_resumed_equals_never_stopped(tmp_path, monkeypatch, file, extra):
     command = [*COMMAND, "--prior-data", str(file), *extra]
-    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
-    with monkeypatch.context() as patch:
-        interrupted(patch, at=46)
-        with pytest.raises(MemoryError):
-            cli.main([*command, "--out", str(tmp_path / "broken")])
-    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    whole_and_broken(command, tmp_path, monkeypatch)
     for seed in ("seed-3", "seed-4") if "--seeds" in extra else ("",):
         whole, broken = tmp_path / "whole" / seed, tmp_path / "broken" / seed
         assert metrics(whole) == metrics(broken)
@@ -454,12 +459,7 @@ def test_the_compiled_loop_and_seeds_share_the_prior_data(tmp_path, monkeypatch)
     prior = episodes(lengths=(20, 30), ends=("terminated", "truncated"), width=3)
     prior.save(tmp_path / "p.npz")
     command = [*COMMAND, "--env", "jax/pendulum-hanging", "--prior-data", str(tmp_path / "p.npz"), "--seeds", "3-4"]
-    assert cli.main([*command, "--out", str(tmp_path / "whole")]) == 0
-    with monkeypatch.context() as patch:
-        interrupted(patch, at=46)
-        with pytest.raises(MemoryError):
-            cli.main([*command, "--out", str(tmp_path / "broken")])
-    assert cli.main(["resume", str(tmp_path / "broken")]) == 0
+    whole_and_broken(command, tmp_path, monkeypatch)
     for seed in ("seed-3", "seed-4"):
         assert same(saved_weights(tmp_path / "whole" / seed), saved_weights(tmp_path / "broken" / seed))
     alone = maxinforl.make(

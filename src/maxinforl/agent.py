@@ -26,7 +26,8 @@ from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
-from maxinforl.prior import EpisodeRecorder, Prior, check_npz, find_prior, from_replay, in_units, part_names
+from maxinforl.prior import EpisodeRecorder, Prior, check_npz, from_replay, in_units, part_names
+from maxinforl.prior_files import find_prior
 from maxinforl.settings import (
     MOST_EPISODES,
     PRIOR_SHARE,
@@ -442,11 +443,6 @@ class Agent:
 
         Args:
             path: an .npz file, which `make(prior_data=...)` reads.
-
-        Examples:
-            >>> agent = make("sac", "Pendulum-v1", batch_size=32, eval_episodes=0).learn(20)
-            >>> agent.save_replay("replay.npz")
-            >>> guided = make("sac", "Pendulum-v1", batch_size=32, prior_data="replay.npz")
         """
         check_npz(path)
         if self.trainer is None:

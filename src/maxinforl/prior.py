@@ -6,7 +6,6 @@ They are kept in a second replay of one lane, so that sampling and n-step return
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -22,7 +21,6 @@ from maxinforl import files
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput
 from maxinforl.replay import LAST, TERMINATED, TRUNCATED, Replay
-from maxinforl.settings import Settings
 from maxinforl.spaces import Spaces
 
 SEE = "your-own.md#demonstrations-and-other-prior-data"
@@ -167,31 +165,6 @@ def to_unit(action: np.ndarray, box: Box, env: str) -> np.ndarray:
             SEE,
         )
     return np.clip(unit, -1, 1)
-
-
-def find_prior(settings: Settings, given: Prior | None, parts: Sequence[str] | None = None) -> Prior | None:
-    """The prior data of a run: what was given, or what its settings name.
-
-    Args:
-        settings: resolved settings.
-        given: what `make(prior=...)` was given.
-        parts: names of the observation's parts in the environment's order, for files that keep them apart.
-    """
-    from maxinforl.prior_files import read_prior
-
-    if given is not None and settings.prior_data is not None:
-        raise BadInput("prior= and prior_data= are two sources of prior data: give one of them", SEE)
-    if given is not None:
-        return given
-    if settings.prior_data is not None:
-        return read_prior(settings.prior_data, parts=parts)
-    if settings.prior_share is not None:
-        raise BadInput(
-            f"--prior-share {settings.prior_share:g} is of prior data, and there is none: name a file with "
-            "--prior-data, or pass what was given before as prior=",
-            SEE,
-        )
-    return None
 
 
 def part_names(env: Any) -> list[str] | None:

@@ -14,6 +14,7 @@ import numpy as np
 from maxinforl import files
 from maxinforl.errors import BadInput, missing_extra, unknown
 from maxinforl.prior import NPZ, SEE, Prior
+from maxinforl.settings import Settings
 from maxinforl.system.memory import available_memory
 
 FORMATS = ("npz", "d4rl", "minari", "robomimic")
@@ -71,6 +72,29 @@ def read_prior(
     else:
         columns = read_hdf5(path, format, obs_keys, parts, limit)
     return assemble(path, columns, reward, limit)
+
+
+def find_prior(settings: Settings, given: Prior | None, parts: Sequence[str] | None = None) -> Prior | None:
+    """The prior data of a run: what was given, or what its settings name.
+
+    Args:
+        settings: resolved settings.
+        given: what `make(prior=...)` was given.
+        parts: names of the observation's parts in the environment's order, for files that keep them apart.
+    """
+    if given is not None and settings.prior_data is not None:
+        raise BadInput("prior= and prior_data= are two sources of prior data: give one of them", SEE)
+    if given is not None:
+        return given
+    if settings.prior_data is not None:
+        return read_prior(settings.prior_data, parts=parts)
+    if settings.prior_share is not None:
+        raise BadInput(
+            f"--prior-share {settings.prior_share:g} is of prior data, and there is none: name a file with "
+            "--prior-data, or pass what was given before as prior=",
+            SEE,
+        )
+    return None
 
 
 def assemble(path: Path, columns: Columns, reward: Reward | None, limit: int | None) -> Prior:

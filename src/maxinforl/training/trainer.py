@@ -19,7 +19,8 @@ from maxinforl.envs import EnvPool, most_steps
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
-from maxinforl.prior import Prior, as_replay, find_prior, in_units, part_names
+from maxinforl.prior import Prior, as_replay, in_units, part_names
+from maxinforl.prior_files import find_prior
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.settings import Settings, check_updates, prior_rows
 from maxinforl.spaces import Spaces
