@@ -211,6 +211,10 @@ def test_hdf5_needs_its_extra_and_reads_no_other_file(tmp_path, monkeypatch):
             file[name] = h5py.ExternalLink(str(tmp_path / "d.hdf5"), name)
     with pytest.raises(BadInput, match="is a link to elsewhere"):
         load_prior(tmp_path / "l.hdf5")
+    with h5py.File(tmp_path / "l.hdf5", "w") as file:
+        file["data"] = h5py.ExternalLink(str(tmp_path / "d.hdf5"), "/")
+    with pytest.raises(BadInput, match="is a link to elsewhere"):
+        load_prior(tmp_path / "l.hdf5")
     with h5py.File(tmp_path / "o.hdf5", "w") as file:
         file["other"] = np.zeros(3)
     with pytest.raises(BadInput, match="neither as D4RL"):
@@ -376,6 +380,23 @@ def test_no_share_is_the_agent_without_and_a_share_is_another(tmp_path):
     assert same(none, zero) and not same(none, half)
 
 
+def test_a_share_of_one_learns_from_the_prior_data_alone():
+    program = Program(small("sac"), SPEC, batch_size=8, prior_rows=8)
+    prior = replace(from_replay(filled(), UNIT), reward=np.full(12, 1e6))
+    batches, _ = program.sample_round(replace(train_state(program), prior=as_replay(prior)), 0)
+    assert batches.action.shape == (1, 8, SPEC.action) and (np.array(batches.one.reward) == 1e6).all()
+
+
+def test_prior_data_moves_to_the_limits_of_another_environment():
+    prior = episodes(lengths=(20, 30), ends=("terminated", "truncated"))
+    agent = make("sac", prior=prior, eval_episodes=0)
+    agent.set_env(lambda: gym.wrappers.RescaleAction(gym.make("Corridor-v0"), -4.0, 4.0))
+    assert np.allclose(agent.learn(5).trainer.state.prior.action[0, :20, 0], prior.action[:20, 0] / 4, atol=1e-6)
+    agent.set_env(lambda: gym.wrappers.RescaleAction(gym.make("Corridor-v0"), -1.0, 1.0))
+    with pytest.raises(BadInput, match="where custom allows -1 to 1"):
+        agent.learn(5)
+
+
 def test_a_replay_that_is_saved_comes_back_as_prior_data(tmp_path):
     """From two environments and a ring that has wrapped, with ends of both kinds and open episodes."""
     agent = make("sac", num_envs=2, capacity=50, eval_episodes=0).learn(120)
@@ -477,6 +498,7 @@ def test_a_run_goes_on_only_with_the_data_it_began_with(tmp_path, monkeypatch, c
         interrupted(patch, at=25)
         with pytest.raises(MemoryError):
             cli.main(command)
+    assert f"50% of every batch from {file}" in capsys.readouterr().out
     settings, _, table = read_run(tmp_path / "run")
     assert (settings.prior_data, settings.prior_share) == (str(file), 0.5)
     assert table["prior"] == load_prior(file).digest

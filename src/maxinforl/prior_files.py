@@ -220,13 +220,13 @@ def read_hdf5(
                 raise BadInput(f"{files.printable(path)} has observations of one part: leave obs_keys= out", SEE)
             return read_d4rl(path, file, limit)
         episode = minari_episode if found == "minari" else robomimic_episode
-        groups = numbered(file if found == "minari" else file["data"])
+        groups = numbered(file if found == "minari" else own(file, "data"))
         observations = Observations(path, keys, parts)
         return joined(path, groups, lambda group: episode(group, observations), limit)
 
 
 def looks_like(path: Path, file: Any) -> str:
-    if "data" in file and hasattr(file["data"], "keys") and numbered(file["data"]):
+    if "data" in file and hasattr(data := own(file, "data"), "keys") and numbered(data):
         return "robomimic"
     if any(name.startswith("episode_") for name in file):
         return "minari"

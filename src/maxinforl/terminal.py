@@ -161,7 +161,8 @@ def describe(saved: Saved) -> None:
     ensemble = f", {s.uncertainty} ensemble" if hasattr(saved.strategy, "intrinsic") else ""
     which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = saved.directories[0] if alone else saved.directories[0].parent
-    rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
+    prior = f", {s.prior_share:.0%} of every batch from {s.prior_data}" if s.prior_data and s.prior_share else ""
+    rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB{prior} → {where}"
     say(Text.assemble((plain(title(s)), "bold"), " on ", (plain(s.env), "bold"), plain(rest)))
 
 
