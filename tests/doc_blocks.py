@@ -105,4 +105,4 @@ def shrink(monkeypatch) -> None:
 
     monkeypatch.setattr(maxinforl, "make", small_make)
     monkeypatch.setattr(agent.Agent, "learn", lambda self, steps, **o: learn(self, min(steps, STEPS), **o))
-    monkeypatch.setattr(agent.Agent, "evaluate", lambda self, episodes=1: evaluate(self, 1))
+    monkeypatch.setattr(agent.Agent, "evaluate", lambda self, episodes=1, **o: evaluate(self, 1, **o))

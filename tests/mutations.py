@@ -31,6 +31,7 @@ PACKAGE = ROOT / "src" / "maxinforl"
 
 REFERENCE, LEARNER, EXPLORE, LAWS = (f"tests/test_core_{n}.py" for n in ("reference", "learner", "explore", "laws"))
 EXPLORERS = "tests/test_explorers.py"
+PRIOR = "tests/test_prior.py"
 PARTS, INTRINSIC, REPLAY = (f"tests/test_core_{n}.py" for n in ("parts", "intrinsic", "replay"))
 SAC = f"{REFERENCE}::test_sac_update_matches_the_equations"
 MAXINFO = f"{REFERENCE}::test_maxinfo_update_matches_the_equations"
@@ -132,7 +133,24 @@ CORE = [
     m("one key for all critic steps of a round", "update",
       "_f(_s, _b, jax.random.fold_in(_k, _i), _t)", "_f(_s, _b, jax.random.fold_in(_k, 0), _t)", ROUND),
     m("one batch for all rounds", "StepFunctions.sample_round",
-      "_f(jax.random.fold_in(_k, _i), _n, *__a)", "_f(_k, _n, *__a)", f"{LAWS}::test_scanned_updates_are_single_ones"),
+      "_b = jax.random.fold_in(_k, _i)", "_b = _k", f"{LAWS}::test_scanned_updates_are_single_ones"),
+    # ------------------------------------------------------------ prior data
+    m("prior rows on top of a whole batch", "StepFunctions.sample_round", "_a - _b", "_a",
+      f"{PRIOR}::test_every_batch_has_exactly_its_share"),
+    m("both parts of a batch from one draw", "StepFunctions.sample_round",
+      "_f(_s.prior, _k, _n)", "_f(_s.replay, _k, _n)", f"{PRIOR}::test_every_batch_has_exactly_its_share"),
+    m("terminals of prior data bootstrap", "Prior.ends", "np.where(_t, TERMINATED, _o)", "np.where(_t, TRUNCATED, _o)",
+      f"{PRIOR}::test_terminal_rows_do_not_bootstrap_and_time_outs_do"),
+    m("successors of ends are lost", "as_replay", "_o.next_obs[_e]", "_o.obs[_e]",
+      f"{PRIOR}::test_returns_are_those_of_the_same_episodes_stepped_live"),
+    m("returns of the prior run over its ends", "Program.observe_prior", "jnp.where(_e, 0.0, _t)", "_t",
+      f"{PRIOR}::test_statistics_begin_with_those_of_the_prior_data"),
+    m("any prior data will do on resume", "check_prior", "_k != {_t.prior_digest}", "False",
+      f"{PRIOR}::test_a_run_goes_on_only_with_the_data_it_began_with"),
+    m("episodes that are only apart run on", "Prior.ends", "_a | _b.truncated", "_b.truncated",
+      f"{PRIOR}::test_an_episode_ends_where_the_next_row_does_not_go_on"),
+    m("time-out rows with another episode's successor", "flat_columns", "_t | ~_u", "_t | _t",
+      f"{PRIOR}::test_d4rl_without_successors_drops_time_outs_and_keeps_terminals"),
     m("learn first, insert later", "StepFunctions.train_step",
       "_s, _m = _f(_g(_s, _t))", "_s, _m = _f(_s)\n_s = _g(_s, _t)",
       f"{LAWS}::test_a_step_inserts_then_learns_then_acts"),

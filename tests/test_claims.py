@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from maxinforl.errors import BadInput
 from maxinforl.experiments import reproduce, theory
 from maxinforl.experiments import statistics as st
 from maxinforl.experiments.claims import Claim, judge, parse_claims
-from maxinforl.experiments.cost import cost
+from maxinforl.experiments.cost import cost, dimensions
 from maxinforl.experiments.log_files import Series
 from maxinforl.experiments.read_runs import RunLogs
 from maxinforl.experiments.suite_file import parse_suite
@@ -313,3 +314,8 @@ def test_cost_counts_what_an_update_multiplies():
         suite, environments={"pixels/Pendulum-v1": {"env": "pixels/Pendulum-v1"}}, algorithms={"drq": {"algo": "drq"}}
     )
     assert cost(pixels.runs()[0]).memory > 100_000 * 84 * 84 * 3
+
+
+def test_dimensions_take_arguments_that_do_not_hash():
+    gym.register("Mapped-v0", lambda maze, render_mode=None: gym.make("Pendulum-v1"))
+    assert dimensions("Mapped-v0", (("maze", [[1, 0], [0, 1]]),)) == ((3,), 1)

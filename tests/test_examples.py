@@ -22,6 +22,7 @@ RUNS = {
     "sweep.py": (["5", "1"], "report.html"),
     "pixels.py": (["4", "15"], "observations of shape (15, 15, 9)"),
     "evaluate_like_sb3.py": (["30"], "return -"),
+    "demonstrations.py": (["30", "2"], "success 100%"),
 }
 ELSEWHERE = {
     "evaluate_with_sb3.py": "needs PyTorch, which is several gigabytes",

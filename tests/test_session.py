@@ -73,6 +73,8 @@ OTHER = {
     "action_noise": ({}, "pink"),
     "set": ({}, {"base.hidden": (8, 8), "base.lr": 1e-2}),
     "preset": ({"algo": "oac", "learning_starts": None}, "none"),
+    "prior_data": ({}, "prior.npz"),
+    "prior_share": ({"prior_data": "prior.npz"}, 0.25),
     "image_size": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 20),
     "frame_stack": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 2),
     "action_cost": ({}, 0.5),
@@ -97,6 +99,13 @@ OTHER = {
 }
 
 
+def some_rows(path):
+    """Transitions of `Ramp` in a file."""
+    obs = np.linspace(-1, 1, 22, dtype=np.float32).reshape(11, 2)
+    maxinforl.Prior(obs[:-1], np.zeros((10, 1)), np.arange(10), obs[1:], np.zeros(10)).save(path)
+    return path
+
+
 def outcome(out, given) -> dict:
     """What a tiny run from Python leaves behind, by name: files, numbers of its logs, or why it ended."""
     given = {
@@ -109,6 +118,8 @@ def outcome(out, given) -> dict:
     } | given
     given = {"set": {"base.hidden": (8, 8)}, "log_every": 10, "save_every": 10, "image_size": 16} | given
     given.setdefault("learning_starts", 2)
+    if "prior_data" in given:
+        given["prior_data"] = some_rows(out.parent / given["prior_data"])
     left = {}
     try:
         agent = maxinforl.make(given.pop("algo"), given.pop("env"), **given)

@@ -26,7 +26,18 @@ from maxinforl.core.update import INIT, stream
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
-from maxinforl.settings import MOST_EPISODES, Settings, check_count, env_options, read_settings, resolve, title
+from maxinforl.prior import EpisodeRecorder, Prior, check_npz, from_replay, in_units, part_names
+from maxinforl.prior_files import find_prior
+from maxinforl.settings import (
+    MOST_EPISODES,
+    PRIOR_SHARE,
+    Settings,
+    check_count,
+    env_options,
+    read_settings,
+    resolve,
+    title,
+)
 from maxinforl.spaces import Spaces, read_clock, read_spaces
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
@@ -68,11 +79,22 @@ class Agent:
 
     total_steps: int | None = None  # transitions that schedules are planned for
 
-    def __init__(self, settings: Settings, strategy: Strategy, env: EnvLike | None, eval_env: EnvLike | None = None):
+    prior_digest: str | None
+
+    def __init__(
+        self,
+        settings: Settings,
+        strategy: Strategy,
+        env: EnvLike | None,
+        eval_env: EnvLike | None = None,
+        prior: Prior | None = None,
+    ):
         self.settings, self.strategy, self.eval_env = settings, strategy, eval_env
         self.trainer: Trainer | None = None
         self.evaluations: list[tuple[int, Evaluation]] = []  # step and returns, of the last `learn`
+        self.prior, self.prior_digest = prior, None  # prior data that no file holds; of whichever there is
         self._env = env
+        self._parts: list[str] | None = None  # names of an observation's parts
         self._trusted = True  # whether its environment is the caller's, and not what a file names
         self._loaded: dict[str, Any] | None = None
         self._directory: Path | None = None  # of the run that its last `learn` wrote, with its checkpoints
@@ -97,8 +119,15 @@ class Agent:
         return self._env
 
     def check(self) -> None:
-        """Makes the environment once; a pixel-based agent needs images and the others vectors."""
+        """Makes the environment once; a pixel-based agent needs images and the others vectors, and so does prior data.
+
+        A file of prior data is read here and once more when learning begins, and not held between.
+        """
         check_observations(self.strategy, self.settings, self.spaces)
+        found = find_prior(self.settings, self.prior, self._parts)
+        if found is not None:
+            in_units(found, self.spaces, self.settings.env)
+            self.prior_digest = found.digest
 
     # ------------------------------------------------------------ learning
 
@@ -147,9 +176,8 @@ class Agent:
                 extend_run(directory, settings, self.strategy, trainer.step, trainer.planned)
             else:
                 named = isinstance(self._env, str)
-                open_run(
-                    directory, settings, self.strategy, self.spaces, named, planned=self.total_steps, continues=begun
-                )
+                facts = {"planned": self.total_steps, "continues": begun, "prior": trainer.prior_digest}
+                open_run(directory, settings, self.strategy, self.spaces, named, **facts)
                 self._directory, self._store = directory, None
         with nullcontext() if directory is None else RunLock(directory):
             self._train(settings, directory, Progress(last, trainer.step, quiet=not progress), callbacks, begun)
@@ -189,7 +217,7 @@ class Agent:
         if self.trainer is None:
             env, planned = self.environment(), self.total_steps or steps
             check_memory(self.settings, steps, self.spaces, like=self.shapes())
-            trainer = make_trainer(self.strategy, [self.settings], env, planned)
+            trainer = make_trainer(self.strategy, [self.settings], env, planned, prior=self.prior)
             try:
                 self.spaces.check_shapes(trainer.spaces)
                 if self._loaded is not None:
@@ -215,24 +243,36 @@ class Agent:
         warn = lambda sentence: warnings.warn(sentence, stacklevel=6)
         return make_evaluator(settings, self.environment(), self.spaces, self.eval_env, warn)
 
-    def evaluate(self, episodes: int = 10) -> Evaluation:
+    def evaluate(self, episodes: int = 10, *, save_episodes: str | Path | None = None) -> Evaluation:
         """Plays deterministic episodes in environments of their own.
 
         Args:
             episodes: how many.
+            save_episodes: an .npz file to write them to, which `make(prior_data=...)` reads.
 
         Returns:
             `returns` and `lengths`, an entry for each episode.
         """
         check_count("episodes", episodes, 1, MOST_EPISODES)
+        record = None if save_episodes is None else self._recorder(save_episodes)
         evaluator = self.make_evaluator(replace(self.settings, eval_episodes=episodes))
         if evaluator is None:
             raise BadInput("evaluation needs an environment that can be made anew: pass eval_env= or a factory")
         program, state, now = self.acting_state()
         try:
-            return evaluator(lambda obs: program.act(state, obs, now), index=1_000_000)
+            result = evaluator(lambda obs: program.act(state, obs, now), index=1_000_000, record=record)
         finally:
             evaluator.close()
+        if record is not None and save_episodes is not None:
+            record.prior().save(save_episodes)
+        return result
+
+    def _recorder(self, path: str | Path) -> EpisodeRecorder:
+        """Refuses what could not be written before anything is played."""
+        check_npz(path)
+        if self.spec.pixels:
+            raise BadInput(f"episodes are saved as vectors, and {self.settings.env} gives images: leave the file out")
+        return EpisodeRecorder()
 
     # ------------------------------------------------------------ acting
 
@@ -243,6 +283,7 @@ class Agent:
             return Spaces(self._env.single_observation_space, self._env.single_action_space)  # type: ignore[arg-type]
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
+        self._parts = part_names(probe)
         if not isinstance(self._env, gym.Env):
             envs.close_quietly(probe)
         return found
@@ -397,6 +438,17 @@ class Agent:
         path = files.make_directory(directory) / saved.FILE
         saved.write_agent(path, state, now, self.strategy, self.settings, self.spaces, env)
 
+    def save_replay(self, path: str | Path) -> None:
+        """Writes the transitions of the replay, in order, with actions in the environment's own units.
+
+        Args:
+            path: an .npz file, which `make(prior_data=...)` reads.
+        """
+        check_npz(path)
+        if self.trainer is None:
+            raise BadInput("the replay holds no transition yet: call learn() first")
+        from_replay(self.trainer.state.replay, self.action_space).save(path)
+
 
 def report_hang(sentence: str) -> None:
     """Says that an environment does not answer; the caller's process is not ours to end."""
@@ -416,6 +468,7 @@ def make(
     *,
     eval_env: EnvLike | None = None,
     total_steps: int | None = None,
+    prior: Prior | None = None,
     set: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> Agent:
@@ -427,6 +480,8 @@ def make(
         eval_env: what to evaluate on instead.
         total_steps: transitions that schedules, such as that of ε, are planned for; by default those of the first
             `learn`.
+        prior: data to learn from beside its own, as an object; `prior_data` names a file. `prior_share` is its share
+            of every batch.
         set: entries of the agent by path, such as `{"base.lr": 1e-4}`.
         overrides: the settings of `maxinforl train` (`seed`, `num_envs`, `learning_starts`, ...), or parts of the agent
             as objects: `base=`, `intrinsic=`, `weight=`, `target=`, `schedule=`.
@@ -456,13 +511,23 @@ def make(
     name = env_label(env)
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
+    plain |= prior_settings(prior, plain)
     settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
-    agent = Agent(settings, strategy, env, eval_env)
+    agent = Agent(settings, strategy, env, eval_env, prior)
     agent.total_steps = None if total_steps is None else whole("total_steps", total_steps)
     agent.check()
     if "intrinsic" in parts:
         check_bonus(strategy, agent.spec)
     return agent
+
+
+def prior_settings(prior: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Settings about prior data, of which a file can hold the path and the share."""
+    if prior is not None and not isinstance(prior, Prior):
+        raise BadInput(f"prior must be a maxinforl.Prior, not {type(prior).__name__}: a file goes into prior_data=")
+    path, share = given.get("prior_data"), given.get("prior_share")
+    own = {} if path is None else {"prior_data": str(path)}
+    return own | ({"prior_share": PRIOR_SHARE} if prior is not None and share is None else {})
 
 
 def env_label(env: EnvLike) -> str:
@@ -508,18 +573,30 @@ def check_bonus(strategy: Any, spec: Spec) -> None:
         raise BadInput(f"{called} must give a number per row, so [2] for two of them, not {list(shape)}", "your-own.md")
 
 
-def load(directory: str | Path, *, env: EnvLike | None = None, custom: Iterable[type] = ()) -> Agent:
+def load(
+    directory: str | Path,
+    *,
+    env: EnvLike | None = None,
+    custom: Iterable[type] = (),
+    prior: Prior | None = None,
+) -> Agent:
     """An agent from files; nothing in them is executed.
 
     Args:
         directory: what `Agent.save` wrote, a run directory, or its `best`.
         env: an environment to move the agent to, as `Agent.set_env` does.
         custom: classes of your own that the agent is made of.
+        prior: its prior data, where no file holds it and it is to learn on.
 
     Returns:
         The agent, with an empty replay.
     """
-    path = Path(directory)
+    agent = _loaded_agent(Path(directory), env, custom)
+    agent.prior = prior
+    return agent
+
+
+def _loaded_agent(path: Path, env: EnvLike | None, custom: Iterable[type]) -> Agent:
     with files.reading(path):
         if not path.is_dir():
             raise BadInput(f"{path} is not a directory: give a run directory or what Agent.save wrote")
@@ -574,6 +651,7 @@ def resume(
     env: EnvLike | None = None,
     eval_env: EnvLike | None = None,
     custom: Iterable[type] = (),
+    prior: Prior | None = None,
     progress: bool = False,
     callback: Any = None,
 ) -> Agent:
@@ -584,6 +662,7 @@ def resume(
         env: its environment, where that is one of your own or named `module:Name`, which imports the module.
         eval_env: what to evaluate on instead.
         custom: classes of your own that the agent is made of.
+        prior: its prior data, where no file holds it.
         progress: whether to show a progress bar.
         callback: as for `Agent.learn`.
 
@@ -603,17 +682,17 @@ def resume(
                 f"{path} was trained on an environment of your own: pass it as resume(..., env=...)", OWN_ENVIRONMENT
             )
         if found.finished:
-            agent = load(path, env=env, custom=custom)
+            agent = load(path, env=env, custom=custom, prior=prior)
             agent.eval_env = eval_env
             return agent
         if env is None:
             envs.check_name(settings.env)
-        agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env)
+        agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env, prior)
         if agent.spaces.table() != table["spaces"]:
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
         report = lambda sentence: warnings.warn(sentence, stacklevel=4)
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)
-        options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "end_hung": report_hang}
+        options: dict[str, Any] = {"env": agent.env, "eval_env": eval_env, "prior": prior, "end_hung": report_hang}
         with Session.restored(found, report, callbacks=Callbacks(callback), progress=shown, **options) as session:
             agent.trainer, agent._directory = session.trainer, path
             agent._store = session.runs[0].store

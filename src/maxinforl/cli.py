@@ -174,6 +174,9 @@ def parser() -> Parser:
     evaluate.add_argument(
         "--episodes", type=typed("episodes", int, "a whole number"), default=10, metavar="N", help="episodes to play"
     )
+    evaluate.add_argument(
+        "--save-episodes", help="write the episodes to this .npz file, for --prior-data", metavar="FILE"
+    )
     add_env(evaluate)
 
     listing = commands.add_parser("list", help="list algorithms, environments or presets")
@@ -373,7 +376,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from maxinforl.settings import MOST_EPISODES, check_count
 
     check_count("--episodes", args.episodes, 1, MOST_EPISODES)
-    return terminal.evaluate(Path(args.directory), args.episodes, args.env)
+    return terminal.evaluate(Path(args.directory), args.episodes, args.env, args.save_episodes)
 
 
 def listing(args: argparse.Namespace) -> int:

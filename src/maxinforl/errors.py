@@ -48,6 +48,12 @@ def one_line(error: BaseException) -> str:
 
 
 EXTRAS = "environments.md#names"
+EXTRA_SECTIONS = {
+    "hdf5": "your-own.md#demonstrations-and-other-prior-data",
+    "onnx": "deployment.md",
+    "ray": "evidence.md#launchers",
+    "slurm": "evidence.md#launchers",
+}
 SECTIONS = {  # of the documentation, by the kind of name that is unknown
     "algorithm": "reference/algorithms.md",
     "base": "choosing.md#composing",
@@ -110,5 +116,5 @@ def unknown(kind: str, name: str, options: Iterable[str], hint: str = "") -> Bad
 
 def missing_extra(extra: str, purpose: str) -> BadInput:
     """The error for an optional dependency that is not installed."""
-    see = {"onnx": "deployment.md", "ray": "evidence.md#launchers", "slurm": "evidence.md#launchers"}.get(extra, EXTRAS)
+    see = EXTRA_SECTIONS.get(extra, EXTRAS)
     return BadInput(f"{purpose} needs an extra that is not installed: pip install 'maxinforl[{extra}]'", see)

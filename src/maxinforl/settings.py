@@ -26,6 +26,7 @@ from maxinforl.explore import MaxInfo, Strategy, Tuned
 from maxinforl.files import printable
 
 MOST_EPISODES = 1000  # of an evaluation, each in an environment of its own
+PRIOR_SHARE = 0.5  # of every batch, where there is prior data
 MOST_ROWS = 2**24  # that the updates of one step draw from the replay
 
 
@@ -107,6 +108,14 @@ class Settings:
     )
     preset: str | None = option(
         None, "hyperparameters: a name from `maxinforl list --preset`, or none", fixed=True, implied=True
+    )
+    prior_data: str | None = option(
+        None,
+        "file of transitions to learn from beside its own: .npz, or HDF5 of D4RL, Minari or robomimic",
+        fixed=True,
+    )
+    prior_share: float | None = option(
+        None, "share of every batch that comes from the prior data (default: 0.5)", learning=True
     )
     image_size: int = option(84, "side of rendered images", least=1, most=2048, fixed=True, env=True, task=True)
     frame_stack: int = option(3, "frames per image observation", least=1, most=64, fixed=True, task=True)
@@ -195,6 +204,8 @@ class Settings:
                 check_positive(flag(f.name), value, f.metadata.get("most"))
         if not 0 <= self.action_cost < float("inf"):
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
+        if self.prior_share is not None and not 0 <= self.prior_share <= 1:
+            raise BadInput(f"{flag('prior_share')} must be a share from 0 to 1, not {self.prior_share}")
         if self.stop_at is not None and not abs(self.stop_at) < float("inf"):
             raise BadInput(f"{flag('stop_at')} must be a finite return, not {self.stop_at}")
         if self.eval_episodes == 0 and (self.stop_at is not None or self.video):
@@ -424,7 +435,10 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
         agent = config.override(agent, path, value)
     chosen = from_base(agent.base, settings) | chosen
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
+    if settings.prior_data is not None and settings.prior_share is None:
+        settings = replace(settings, prior_share=PRIOR_SHARE)
     check_updates(settings)
+    prior_rows(settings)
     check_batch(settings, agent)
     return settings, with_start(with_discount(agent, settings), settings)
 
@@ -484,6 +498,14 @@ def check_updates(settings: Settings) -> int:
             "--update-ratio, --batch-size or --num-envs"
         )
     return whole
+
+
+def prior_rows(settings: Settings) -> int:
+    """Rows of every batch that come from the prior data."""
+    share, rows = settings.prior_share or 0.0, round((settings.prior_share or 0.0) * (settings.batch_size or 0))
+    if share and not rows:
+        raise BadInput(f"--prior-share {share:g} of a batch of {settings.batch_size} is no row: raise one of them")
+    return rows
 
 
 def env_options(settings: Settings) -> dict[str, Any]:

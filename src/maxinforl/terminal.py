@@ -72,7 +72,7 @@ def train(runs: list[tuple[Settings, Path]], out: Path, overwrite: bool) -> int:
         clear(out)
     together = [s.seed for s, _ in runs] if len(runs) > 1 else []
     for settings, directory in runs:
-        open_run(directory, *resolve(settings), first.spaces, together=together)
+        open_run(directory, *resolve(settings), first.spaces, together=together, prior=first.prior_digest)
     return carry_on([directory for _, directory in runs], settings.env)
 
 
@@ -161,7 +161,8 @@ def describe(saved: Saved) -> None:
     ensemble = f", {s.uncertainty} ensemble" if hasattr(saved.strategy, "intrinsic") else ""
     which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = saved.directories[0] if alone else saved.directories[0].parent
-    rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB → {where}"
+    prior = f", {s.prior_share:.0%} of every batch from {s.prior_data}" if s.prior_data and s.prior_share else ""
+    rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB{prior} → {where}"
     say(Text.assemble((plain(title(s)), "bold"), " on ", (plain(s.env), "bold"), plain(rest)))
 
 
@@ -233,15 +234,17 @@ def loaded(directory: Path, env: str | None) -> Agent:
     return agent
 
 
-def evaluate(directory: Path, episodes: int, env: str | None = None) -> int:
-    """Deterministic episodes of a trained agent, printed."""
+def evaluate(directory: Path, episodes: int, env: str | None = None, save_episodes: str | None = None) -> int:
+    """Deterministic episodes of a trained agent, printed, and written to a file where one is named."""
     agent = loaded(directory, env)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_, **__: warn(str(message))
-        result = agent.evaluate(episodes)
+        result = agent.evaluate(episodes, save_episodes=save_episodes)
     say(
         f"{title(agent.settings)} on {agent.settings.env}: return {result.returns.mean():.1f} "
         f"± {result.returns.std():.1f} over {episodes} episodes, mean length {result.lengths.mean():.0f}"
     )
+    if save_episodes is not None:
+        say(f"wrote {save_episodes}")
     return 0

@@ -19,7 +19,7 @@ from maxinforl.transition import Transition
 
 RECENT = 64  # transitions on which the intrinsic model's error is measured
 ONCE = {"xla_backend_optimization_level": 0}  # for programs that run once: they compile in half the time
-PER_SEED = TrainState(0, 0, None, 0, 0, 0)  # type: ignore[arg-type]
+PER_SEED = TrainState(0, 0, None, 0, 0, 0, None)  # type: ignore[arg-type]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -49,6 +49,7 @@ class Packed:
     seed = property(lambda self: self.whole.seed)
     noise = property(lambda self: self.whole.noise)
     sums = property(lambda self: self.whole.sums)
+    prior = property(lambda self: self.whole.prior)
 
 
 def pack(x: Any) -> Any:
@@ -108,6 +109,18 @@ class Program(StepFunctions):
         """Of the rewards of the episodes under way, where returns are normalised."""
         lead = () if self.seeds is None else (self.seeds,)
         return jnp.zeros((*lead, lanes), jnp.float32) if self.agent.base.normalize_returns else ()
+
+    def observe_prior(self, state: Any, prior: Replay) -> Any:
+        """Agents whose statistics of observations and returns begin with those of the prior data."""
+        base, (row,) = self.agent.base, prior.starts[:, : int(prior.pushed[0])]
+
+        def add(total: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
+            total = base.gamma * total + x[0]
+            return jnp.where(x[1] > 0, 0.0, total), total
+
+        _, sums = jax.lax.scan(add, jnp.float32(0), (prior.reward[0, row], prior.end[0, row]))
+        observe = lambda s: self.agent.observe(s, prior.obs[0, row], sums, jnp.ones(row.shape, bool))
+        return jax.jit(observe if self.seeds is None else jax.vmap(observe), compiler_options=ONCE)(state)
 
     # ------------------------------------------------------------ one dispatch per agent step
 

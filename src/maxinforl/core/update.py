@@ -17,6 +17,7 @@ from maxinforl.replay import Replay
 from maxinforl.transition import Transition
 
 INIT, STEP = 0, 1  # streams of random numbers
+PRIOR = 0  # folded into a batch's key for its rows of prior data
 CHECK_EVERY = 16  # agent steps between two checks of all weights and moments
 
 
@@ -87,7 +88,8 @@ def keep_finite(old: Any, fresh: Any, metrics: Metrics) -> tuple[Any, Metrics]:
 
 
 class TrainState(eqx.Module):
-    """The whole state of training: with several seeds every leaf but the clock has a leading axis of seeds."""
+    """The whole state of training: with several seeds every leaf but clock and prior has a leading axis of
+    seeds."""
 
     agent: Any
     replay: Replay
@@ -95,6 +97,7 @@ class TrainState(eqx.Module):
     seed: Array
     noise: Any = ()  # of the behaviour, where it is correlated
     sums: Any = ()  # discounted sum of each open episode's rewards, where returns are normalised
+    prior: Any = ()  # a replay of prior data, where batches have a share of it; one for all seeds
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class StepFunctions:
     updates: int = 1  # critic updates per dispatch: environments x update ratio
     seeds: int | None = None  # None: one seed, no seed axis
     skip_nan: bool = False  # whether an update with a non-finite number is undone and counted
+    prior_rows: int = 0  # of every batch, which come from the prior data
 
     @cached_property
     def metric_names(self) -> list[str]:
@@ -157,8 +161,13 @@ class StepFunctions:
     def sample_round(self, s: TrainState, i: Array | int) -> tuple[Batch, Array]:
         """The batches of a round of updates at a step, and the key of those updates."""
         k_sample, k_update = jax.random.split(jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 1))
-        shape, base = (self.updates // self.rounds, self.batch_size), self.agent.base
-        batches = s.replay.sample(jax.random.fold_in(k_sample, i), shape, base.gamma, base.nstep)
+        count, base = self.updates // self.rounds, self.agent.base
+        k_batch = jax.random.fold_in(k_sample, i)
+        draw = lambda replay, key, rows: replay.sample(key, (count, rows), base.gamma, base.nstep)
+        batches = draw(s.replay, k_batch, self.batch_size - self.prior_rows)
+        if self.prior_rows:
+            prior = draw(s.prior, jax.random.fold_in(k_batch, PRIOR), self.prior_rows)
+            batches = jax.tree.map(lambda own, more: jnp.concatenate([own, more], 1), batches, prior)
         return batches, jax.random.fold_in(k_update, i)
 
     def learn(self, s: TrainState) -> tuple[TrainState, Metrics]:

@@ -11,7 +11,7 @@ Nothing here runs code from a file, follows a symbolic link inside a run, or all
 # ruff: noqa: F401
 
 from maxinforl.files import atomic
-from maxinforl.files.arrays import Arrays, GiB, load_arrays, read_npz, save_arrays
+from maxinforl.files.arrays import Arrays, GiB, load_arrays, npz_shapes, read_npz, save_arrays
 from maxinforl.files.atomic import (
     TEMPORARY,
     LogChecksum,

@@ -4,7 +4,8 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -183,18 +184,46 @@ _NPZ_PROBLEMS = (
 )
 
 
-def read_npz(path: PathLike, names: Iterable[str], limit: int = 2 * GiB) -> list[np.ndarray]:
+def read_npz(
+    path: PathLike, names: Iterable[str], limit: int = 2 * GiB, *, rows: int | None = None, inflate: bool = False
+) -> list[np.ndarray]:
     """The named arrays of numbers in an .npz file; none may be larger than the file, so compression cannot blow up.
+
+    Args:
+        path: the file, of at most `limit` bytes.
+        names: of the arrays.
+        limit: in bytes.
+        rows: the most to read of each array, from the first on.
+        inflate: whether compressed arrays, and flags, are welcome: the caller has looked at `npz_shapes`.
 
     >>> step, obs = read_npz("runs/a/states.npz", ("step", "obs"))
     """
+    with _npz(path, limit) as (archive, size):
+        most = 1 << 62 if inflate else size
+        return [_npz_member(archive, f"{name}.npy", most, "fiub" if inflate else "fiu", rows) for name in names]
+
+
+def npz_shapes(path: PathLike, limit: int = 1 << 62) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Names, shapes and types of the arrays in an .npz file, as it claims them."""
+    with _npz(path, limit) as (archive, _):
+        found = {}
+        for entry in archive.namelist():
+            with archive.open(entry) as file:
+                shape, _, dtype = _npz_header(file)
+                found[entry.removesuffix(".npy")] = (shape, dtype)
+        return found
+
+
+@contextmanager
+def _npz(path: PathLike, limit: int) -> Iterator[tuple[zipfile.ZipFile, int]]:
+    """The archive and its size; whatever is wrong with it is one sentence."""
     try:
         with (
             regular_file(path, limit) as (file, size),
             open(file, "rb", closefd=False) as raw,
             zipfile.ZipFile(raw) as archive,
         ):
-            return [_npz_member(archive, f"{name}.npy", size) for name in names]
+            yield archive, size
     except BadInput:
         raise
     except _NPZ_PROBLEMS as error:
@@ -202,24 +231,36 @@ def read_npz(path: PathLike, names: Iterable[str], limit: int = 2 * GiB) -> list
         raise BadInput(f"{printable(path)} is damaged: {reason}, restore it from a copy or remove it") from None
 
 
-def _npz_member(archive: zipfile.ZipFile, name: str, size: int) -> np.ndarray:
+def _npz_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether it is in Fortran's order, and type of an array."""
+    version = np.lib.format.read_magic(file)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    return read(file)
+
+
+def _npz_member(archive: zipfile.ZipFile, name: str, size: int, kinds: str, rows: int | None = None) -> np.ndarray:
     found = archive.getinfo(name)
     if found.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # the file decides the memory of others
         raise ValueError(f"{name} is compressed in a way that NumPy never writes")
     most = min(found.file_size, size)
     with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = read(file)
+        shape, fortran, dtype = _npz_header(file)
         claimed = math.prod(shape) * dtype.itemsize
-        if dtype.kind not in "fiu" or min(shape, default=0) < 0:
+        if dtype.kind not in kinds or min(shape, default=0) < 0:
             raise ValueError(f"{name} is not a plain array of numbers")
         if claimed > most:
             raise ValueError(f"{name} claims {claimed} bytes where {most} are allowed")
-        buffer = np.empty(claimed, np.uint8)
-        for begin in range(0, claimed, MiB):  # never a second copy
-            part = file.read(min(MiB, claimed - begin))
-            if len(part) < min(MiB, claimed - begin):
-                raise EOFError(f"{name} is cut short")
-            buffer[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
-        return buffer.view(dtype).reshape(shape, order="F" if fortran else "C")
+        if rows is not None and shape and not fortran:  # which has no rows one after the other
+            shape = (min(rows, shape[0]), *shape[1:])
+        array = _npz_bytes(file, math.prod(shape) * dtype.itemsize, name).view(dtype)
+        return array.reshape(shape, order="F" if fortran else "C")
+
+
+def _npz_bytes(file: Any, count: int, name: str) -> np.ndarray:
+    buffer = np.empty(count, np.uint8)
+    for begin in range(0, count, MiB):  # never a second copy
+        part = file.read(min(MiB, count - begin))
+        if len(part) < min(MiB, count - begin):
+            raise EOFError(f"{name} is cut short")
+        buffer[begin : begin + len(part)] = np.frombuffer(part, np.uint8)
+    return buffer

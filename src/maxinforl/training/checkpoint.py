@@ -22,7 +22,7 @@ from maxinforl.training.arrays import agent_arrays, agent_from
 from maxinforl.training.store import COLUMN, Checkpoint, CheckpointStore, Lane, NewerFormat, Rows
 from maxinforl.training.trainer import SeedView, Trainer, rows_for, shard_seeds
 
-LOGS = "logs/"
+LOGS, PRIOR = "logs/", "prior/sha256"
 Kinds = Mapping[str, tuple[tuple[int | None, ...], Any]]  # by name the shape, with None for any length, and the type
 
 COLUMNS = ("obs", "action", "reward", "end", "age")
@@ -84,7 +84,14 @@ def arrays(seed: SeedView) -> dict[str, np.ndarray]:
         | {f"sums/{k}": v for k, v in agent_arrays(seed.sums).items()}
         | {f"host/{k}": np.array(v) for k, v in seed.trainer.env_state(seed).items()}
         | {f"window/{k}": v.copy() for k, v in seed.window.arrays().items()}
+        | prior_digest(seed.trainer)
     )
+
+
+def prior_digest(trainer: Trainer) -> dict[str, np.ndarray]:
+    """What tells the prior data of a run from any other."""
+    digest = trainer.prior_digest
+    return {} if digest is None else {PRIOR: np.frombuffer(bytes.fromhex(digest), np.uint8)}
 
 
 def new_rows(seed: SeedView, saved: list[int]) -> Rows:
@@ -155,7 +162,8 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     sums = [agent_from(part(c, "sums/"), sums_like) for c in checkpoints]
     first = lambda replay: replay if trainer.alone else jax.tree.map(lambda leaf: leaf[0], replay)
     blank = jax.eval_shape(first, trainer.state.replay)
-    trainer.state = TrainState(None, blank, trainer.state.clock, trainer.state.seed)  # frees what is replaced
+    clock, of_seeds, prior = trainer.state.clock, trainer.state.seed, trainer.state.prior
+    trainer.state = TrainState(None, blank, clock, of_seeds)  # frees what is replaced
     replays = []
     for i, c in enumerate(checkpoints):
         assert c.rows is not None
@@ -164,10 +172,11 @@ def restore(trainer: Trainer, checkpoints: list[Checkpoint]) -> list[str]:
     state = TrainState(
         trainer.joined(agents, jnp.stack),
         trainer.joined(replays, jnp.stack),
-        trainer.state.clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
-        trainer.state.seed,
+        clock._replace(**{k: jnp.array(v) for k, v in part(checkpoints[0], "clock/").items()}),
+        of_seeds,
         trainer.joined(noises, jnp.stack),
         trainer.joined(sums, jnp.stack),
+        prior,
     )
     trainer.state = state if trainer.alone else shard_seeds(state)
     for seed, checkpoint in zip(trainer.seeds, checkpoints):

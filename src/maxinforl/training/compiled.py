@@ -19,6 +19,7 @@ from maxinforl.envs import episode_seed, make_pool
 from maxinforl.envs.jax_native import JaxEnv, Task, task
 from maxinforl.errors import BadInput
 from maxinforl.explore import Strategy
+from maxinforl.prior import Prior
 from maxinforl.settings import Settings, pool_options
 from maxinforl.spaces import Spaces
 from maxinforl.training import nonfinite
@@ -38,7 +39,12 @@ def runs_compiled(settings: Settings, env: Any) -> bool:
 
 
 def make_trainer(
-    strategy: Strategy, per_seed_settings: Sequence[Settings], env: Any, total: int, restored: bool = False
+    strategy: Strategy,
+    per_seed_settings: Sequence[Settings],
+    env: Any,
+    total: int,
+    restored: bool = False,
+    prior: Prior | None = None,
 ) -> Trainer:
     """A trainer of one seed or several: the compiled loop where the environment is a pure JAX task, else the host's.
 
@@ -48,11 +54,12 @@ def make_trainer(
         env: a name, an environment or a function that makes one.
         total: transitions to have room for, and that schedules are planned for.
         restored: whether the replay will come from a checkpoint.
+        prior: prior data that no file holds.
     """
     if runs_compiled(per_seed_settings[0], env):
-        return CompiledTrainer(strategy, per_seed_settings, (), total, restored)
+        return CompiledTrainer(strategy, per_seed_settings, (), total, restored, prior)
     pools = [make_pool(env, **pool_options(settings)) for settings in per_seed_settings]
-    return Trainer(strategy, per_seed_settings, pools, total, restored)
+    return Trainer(strategy, per_seed_settings, pools, total, restored, prior)
 
 
 class Lanes(eqx.Module):

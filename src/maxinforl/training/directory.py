@@ -35,6 +35,7 @@ ENTRIES: dict[str, Callable[[Any], bool]] = {  # entries that a run may have, an
     "by_name": lambda value: isinstance(value, bool),
     "continues": lambda value: isinstance(value, bool),
     "planned": lambda value: type(value) is int and 0 < value < 2**31,
+    "prior": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None,
     "together": lambda value: isinstance(value, list) and all(type(n) is int and 0 <= n < 2**32 for n in value),
     "history": lambda value: isinstance(value, list) and all(isinstance(entry, dict) for entry in value),
 }
@@ -180,6 +181,7 @@ def open_run(
     together: Sequence[int] = (),
     planned: int | None = None,
     continues: bool = False,
+    prior: str | None = None,
 ) -> Path:
     """Creates a run directory with its config.toml.
 
@@ -192,6 +194,7 @@ def open_run(
         together: the seeds that train in one program, this one's among them.
         planned: steps that schedules are made for, where that is not how many there will be.
         continues: whether the agent was trained before, so that only a checkpoint holds what it has learned.
+        prior: what tells its prior data from any other, where it has some.
     """
     check_free(out)
     try:
@@ -210,6 +213,7 @@ def open_run(
         **({"together": list(together)} if together else {}),
         **({"planned": planned} if planned else {}),
         **({"continues": True} if continues else {}),
+        **({"prior": prior} if prior else {}),
         "versions": versions(),
         "spaces": spaces.table(),
         "settings": settings_table(settings),

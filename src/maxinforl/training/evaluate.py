@@ -17,6 +17,7 @@ from maxinforl.envs import EnvCaller, Fault, env_name, episode_seed
 from maxinforl.envs.pixels import picture
 from maxinforl.envs.wrapper import rescale
 from maxinforl.errors import BadInput, RunFailed, missing_extra
+from maxinforl.prior import EpisodeRecorder
 from maxinforl.settings import Settings, env_options
 from maxinforl.spaces import Spaces
 
@@ -28,6 +29,15 @@ MOST_STEPS = 100_000  # of an episode where neither the environment nor the sett
 class Evaluation(NamedTuple):
     returns: np.ndarray
     lengths: np.ndarray
+
+
+class Unrecorded:
+    """Takes what an `EpisodeRecorder` does and keeps nothing."""
+
+    def begin(self, lane: int, obs: np.ndarray) -> np.ndarray:
+        return obs
+
+    def add(self, *_: Any) -> None: ...
 
 
 class EvaluationStopped(Exception):
@@ -124,11 +134,17 @@ class Evaluator(EnvCaller):
         return float(self.envs[0].metadata.get("render_fps") or 30) / getattr(self.envs[0], "action_repeat", 1)
 
     def __call__(
-        self, act: Callable[[np.ndarray], np.ndarray], index: int, watch: Callable | None = None
+        self,
+        act: Callable[[np.ndarray], np.ndarray],
+        index: int,
+        watch: Callable | None = None,
+        record: EpisodeRecorder | None = None,
     ) -> Evaluation:
-        """Evaluation number `index`: its episodes have seeds of their own. `watch(env)` sees lane 0 after each step."""
-        self._tries = TRIES
-        stack = Stack(np.stack([self._begin(lane, index) for lane in range(len(self.envs))]), self.stack)
+        """Evaluation number `index`: its episodes have seeds of their own. `watch(env)` sees lane 0 after each step,
+        and `record` all that happens."""
+        self._tries, note = TRIES, Unrecorded() if record is None else record
+        first = [note.begin(lane, self._begin(lane, index)) for lane in range(len(self.envs))]
+        stack = Stack(np.stack(first), self.stack)
         returns, lengths = np.zeros(len(self.envs)), np.zeros(len(self.envs), np.int64)
         running = list(range(len(self.envs)))
         while running:
@@ -139,7 +155,7 @@ class Evaluator(EnvCaller):
                     self._check_lane(lane, obs)
                     self._check_reward(lane, reward)
                 except Fault as fault:
-                    stack.fill(lane, self._again(lane, index, fault))
+                    stack.fill(lane, note.begin(lane, self._again(lane, index, fault)))
                     returns[lane], lengths[lane] = 0.0, 0
                     continue
                 stack.push(lane, obs)
@@ -147,7 +163,9 @@ class Evaluator(EnvCaller):
                 lengths[lane] += 1
                 if watch is not None and lane == 0:
                     self._call(0, watch, self.envs[0])
-                if any(ended) or self._at_limit(int(lengths[lane])):
+                over = any(ended) or self._at_limit(int(lengths[lane]))
+                note.add(lane, actions[lane], float(reward), obs, bool(ended[0]), over and not ended[0])
+                if over:
                     running.remove(lane)
                 if self.stop_requested():
                     raise EvaluationStopped

@@ -98,7 +98,7 @@ def alone(state: TrainState | Packed, program: Program, seed: int) -> TrainState
     state = unpack(state)
     parts = (state.agent, state.replay, state.seed, state.noise, state.sums)
     agent, replay, of_seed, noise, sums = (own(part) for part in parts)
-    return TrainState(agent, replay, state.clock, of_seed, noise, sums)
+    return TrainState(agent, replay, state.clock, of_seed, noise, sums, state.prior)
 
 
 def rewound(state: TrainState, steps: int) -> TrainState:

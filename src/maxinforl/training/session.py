@@ -24,6 +24,8 @@ from maxinforl.envs.record import StateRecorder
 from maxinforl.errors import BadInput, RunFailed, missing_extra
 from maxinforl.explore import Strategy
 from maxinforl.files import inside
+from maxinforl.prior import SEE as PRIOR_DATA
+from maxinforl.prior import Prior
 from maxinforl.settings import Settings, flag, known_as, settings_table
 from maxinforl.spaces import read_spaces
 from maxinforl.system.signals import signals
@@ -111,6 +113,19 @@ def restore(trainer: Trainer, saved: Saved) -> list[str]:
     if planned := saved.tables[0].get("planned"):
         trainer.replan(int(planned))
     return list(dict.fromkeys(changed))
+
+
+def check_prior(trainer: Trainer, saved: Saved) -> None:
+    """Refuses prior data that is not what the runs began with."""
+    hexes = [bytes(c.state[checkpoint.PRIOR]).hex() for c in saved.checkpoints if checkpoint.PRIOR in c.state]
+    known = {*(table.get("prior") for table in saved.tables), *hexes}
+    if known != {trainer.prior_digest}:
+        source = saved.settings.prior_data or "the prior data that was passed"
+        raise BadInput(
+            f"{saved.directories[0]} was trained with other prior data than {source} holds now: restore what it began "
+            "with, or start a new run",
+            PRIOR_DATA,
+        )
 
 
 def truncate_logs(saved: Saved, index: int) -> list[str]:
@@ -357,6 +372,7 @@ class Session:
         *,
         env: Any = None,
         eval_env: Any = None,
+        prior: Prior | None = None,
         end_hung: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Iterator[Session]:
@@ -367,15 +383,18 @@ class Session:
             report: takes sentences about what is not as it was.
             env: what the environment is made of, by default its name.
             eval_env: what to evaluate on, by default the same.
+            prior: their prior data, where no file holds it.
             end_hung: what to do about an environment that does not answer, by default to end the process.
             options: those of a `Session`.
         """
         first, source = saved.settings, saved.settings.env if env is None else env
         check_outputs(first, saved.directories[0])
-        trainer = make_trainer(saved.strategy, saved.per_seed_settings, source, first.steps, bool(saved.checkpoints))
+        begun = bool(saved.checkpoints)
+        trainer = make_trainer(saved.strategy, saved.per_seed_settings, source, first.steps, begun, prior)
         runs: list[SeedRun] = []
         ready = False
         try:
+            check_prior(trainer, saved)
             with watched(first, [*trainer.pools], end_hung) as callers:
                 for sentence in restore(trainer, saved):
                     report(sentence)

@@ -19,8 +19,10 @@ from maxinforl.envs import EnvPool, most_steps
 from maxinforl.envs.fault import finite
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.explore import Strategy
+from maxinforl.prior import Prior, as_replay, in_units, part_names
+from maxinforl.prior_files import find_prior
 from maxinforl.replay import Replay, row_bytes
-from maxinforl.settings import Settings, check_updates
+from maxinforl.settings import Settings, check_updates, prior_rows
 from maxinforl.spaces import Spaces
 from maxinforl.system import memory
 from maxinforl.training import nonfinite
@@ -158,6 +160,7 @@ class Trainer:
     pools: Sequence[EnvPool]
     total: int  # transitions to have room for, and that schedules plan for where no file says otherwise
     restored: bool = False  # its replay will come from a checkpoint, so that it takes no room for one yet
+    prior: Prior | None = None  # data given as an object; a file is named in the settings
 
     def __post_init__(self):
         memory.keep_freed_memory()
@@ -165,15 +168,32 @@ class Trainer:
         self.seeds = [SeedView(self, i, settings) for i, settings in enumerate(self.per_seed_settings)]
         self.stack = self.spaces.stack(self.settings)
         same = (self.strategy, self.spaces.spec(self.settings), self.settings.batch_size, check_updates(self.settings))
-        skip_nan = self.settings.on_nan == "skip"
-        self.program = shared_program(*same, None if self.alone else len(self.seeds), skip_nan)
-        self.acting = shared_program(*same, None, skip_nan)  # one seed at a time
+        prior = find_prior(self.settings, self.prior, self.part_names)
+        self.prior_digest = None if prior is None else prior.digest
+        last = (self.settings.on_nan == "skip", prior_rows(self.settings))
+        self.program = shared_program(*same, None if self.alone else len(self.seeds), *last)
+        self.acting = shared_program(*same, None, *last)  # one seed at a time
         self.step = 0
         self.action = None
         seeds = np.array([s.seed for s in self.per_seed_settings], np.uint32)
         replay = self.blank(0 if self.restored else self.total)
         state = self.program.init(jnp.asarray(seeds[0] if self.alone else seeds), replay, self.total)
+        if prior is not None and prior_rows(self.settings):
+            state = self.guided(state, prior)
         self.state: TrainState | Packed = shard_seeds(state) if not self.alone else state
+
+    def guided(self, state: TrainState, prior: Prior) -> TrainState:
+        """The state with prior data beside its own, which running statistics begin with."""
+        rows = as_replay(in_units(prior, self.spaces, self.settings.env))
+        observes = self.strategy.base.observes
+        agent = self.program.observe_prior(state.agent, rows) if observes else state.agent
+        return replace(state, agent=agent, prior=rows)
+
+    @property
+    def part_names(self) -> list[str] | None:
+        """Of the parts of an observation, where the environment says so."""
+        lanes = getattr(self.pools[0], "envs", ()) if self.pools else ()
+        return part_names(lanes[0]) if lanes else None
 
     @property
     def alone(self) -> bool:
@@ -355,6 +375,7 @@ def shard_seeds(state: TrainState) -> TrainState:
         put(state.seed, dealt),
         put(state.noise, dealt),
         put(state.sums, dealt),
+        put(state.prior, whole),
     )
 
 
