@@ -23,7 +23,8 @@ from maxinforl.algorithms import Algo
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
-from maxinforl.envs.wrapper import rescale
+from maxinforl.envs.observation import Encoder
+from maxinforl.envs.wrapper import native_actions, rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
 from maxinforl.settings import MOST_EPISODES, Settings, check_count, env_options, read_settings, resolve, title
@@ -240,7 +241,8 @@ class Agent:
     def spaces(self) -> Spaces:
         """What a frame and an action in the environment's own units look like."""
         if isinstance(self._env, VectorEnv):
-            return Spaces(self._env.single_observation_space, self._env.single_action_space)  # type: ignore[arg-type]
+            observation = Encoder(self._env.single_observation_space).space
+            return Spaces(observation, native_actions(self._env.single_action_space)[0])
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
         if not isinstance(self._env, gym.Env):
@@ -301,7 +303,7 @@ class Agent:
 
     def predict(
         self,
-        observation: np.ndarray,
+        observation: Any,
         state: Any = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
@@ -309,7 +311,8 @@ class Agent:
         """Actions in the environment's own units.
 
         Args:
-            observation: one observation or a batch of them.
+            observation: one observation or a batch of them, as the environment or a Gymnasium vector environment gives
+                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked.
             state: returned as it is, as Stable-Baselines3 expects.
             episode_start: ignored, as for all policies without memory.
             deterministic: the action of an evaluation; otherwise one of the behaviour, as in training. For most agents
@@ -331,7 +334,7 @@ class Agent:
 
     def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
         """Observations as a batch in the agent's type, and whether there was only one."""
-        obs = np.asarray(observation)
+        obs = np.asarray(self._gathered(observation))
         single = obs.ndim == len(self.spec.obs)
         batch = obs[None] if single else obs
         if batch.shape[1:] != self.spec.obs:
@@ -344,7 +347,18 @@ class Agent:
             raise BadInput("the observation holds a number that is not finite: look at where it comes from")
         return batch, single
 
-    def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+    def _gathered(self, observation: Any) -> Any:
+        """The environment's own observation as the array that the agent reads; such an array passes as it is."""
+        from maxinforl.deploy.runner import gathered  # as bundles do, of which an agent needs nothing else
+
+        if not self.spaces.parts:
+            return observation
+        try:
+            return gathered(observation, [part.table() for part in self.spaces.parts], self.spec.obs)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+
+    def information_gain(self, observation: Any, action: np.ndarray) -> np.ndarray:
         """How much actions would teach the agent's model, before standardisation.
 
         Args:
@@ -609,7 +623,7 @@ def resume(
         if env is None:
             envs.check_name(settings.env)
         agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env)
-        if agent.spaces.table() != table["spaces"]:
+        if agent.spaces.differ_from(table["spaces"]):
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
         report = lambda sentence: warnings.warn(sentence, stacklevel=4)
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)

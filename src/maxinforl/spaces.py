@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from maxinforl.core.types import Spec
+from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
 from maxinforl.settings import Settings
 
@@ -21,6 +22,11 @@ class Spaces(NamedTuple):
     observation: Box
     action: Box
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Of the environment's own observation, in order; none where the agent reads it as it is."""
+        return getattr(self.observation, "parts", ())
+
     def stack(self, settings: Settings) -> int:
         """Frames of an observation: images are stacked, vectors are not."""
         return settings.frame_stack if len(self.observation.shape) == 3 else 1
@@ -32,18 +38,30 @@ class Spaces(NamedTuple):
 
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
+        parts = {"observation_parts": [part.table() for part in self.parts]} if self.parts else {}
         return {
             "observation_shape": list(self.observation.shape),
             "observation_dtype": str(self.observation.dtype),
             "action_low": [float(x) for x in self.action.low],
             "action_high": [float(x) for x in self.action.high],
-        }
+        } | parts
+
+    def differ_from(self, table: dict[str, Any]) -> bool:
+        """Whether a table of a file, which an earlier version may have written, is of other spaces."""
+        own = self.table()
+        return any(own.get(name) != value for name, value in table.items())
 
     def check_shapes(self, other: Spaces) -> None:
         """Refuses an environment whose observations or actions have another shape than the agent's."""
         for what, mine, theirs in zip(("observations", "actions"), self, other):
             if mine.shape != theirs.shape:
                 raise BadInput(f"this agent has {what} of shape {mine.shape}, and the environment {theirs.shape}")
+        if self.parts and other.parts and self.parts != other.parts:
+            mine, theirs = (", ".join(part.name for part in each.parts) for each in (self, other))
+            raise BadInput(
+                f"this agent's observations are {mine}, and the environment's are {theirs}: give its space the same "
+                "parts in the same order (an OrderedDict keeps one)"
+            )
 
 
 def read_spaces(table: Any) -> Spaces:
@@ -54,8 +72,24 @@ def read_spaces(table: Any) -> Spaces:
     if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
         raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
     shape, image = tuple(shape), dtype == "uint8"
-    observation = Box(0, 255, shape, np.uint8) if image else Box(-np.inf, np.inf, shape, np.float32)
+    observation = Observation(0, 255, shape, np.uint8) if image else Observation(-np.inf, np.inf, shape, np.float32)
+    observation.parts = read_parts(table.get("observation_parts", []), shape)
     return Spaces(observation, Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32))
+
+
+def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    """Parts of an observation from a file, refused where they do not make up an array of this shape."""
+    try:
+        parts = tuple(Part(*(tuple(table[name]) for name in Part._fields)) for table in tables)
+        whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
+            len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
+        )
+        entries = sum(p.size for p in parts)
+    except (KeyError, TypeError):
+        whole, entries = False, 0
+    if not whole or (tables and entries != math.prod(shape)):
+        raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
+    return parts
 
 
 def _is_shape(value: Any) -> bool:

@@ -78,7 +78,8 @@ def opened(bundle: Path, to: str) -> Act:
         return runner.Policy(bundle)
     from maxinforl.deploy.graph import session
 
-    return session(bundle / "policy.onnx")
+    parts = runner.read_contract(bundle / "contract.json")["observation"].get("parts", [])
+    return session(bundle / "policy.onnx", parts)
 
 
 def examples(agent: Agent, count: int) -> np.ndarray:

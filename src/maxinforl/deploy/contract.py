@@ -34,6 +34,7 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
             "shape": list(agent.spec.obs),
             "dtype": str(agent.observation_space.dtype),
             "order": parts,
+            "parts": [part.table() for part in agent.spaces.parts],
             "stack": agent.stack,
             "strides": strides_of(agent),
         },

@@ -8,8 +8,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
+from maxinforl.envs.observation import Encoder
 from maxinforl.envs.pool import EnvPool, Transition, env_name, episode_seed
-from maxinforl.envs.wrapper import Encoder, native_actions, number
+from maxinforl.envs.wrapper import native_actions, number
 from maxinforl.errors import RunFailed
 
 SELF_RESET = "resets itself without a seed (AutoresetMode.DISABLED would not)"
