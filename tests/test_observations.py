@@ -12,7 +12,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 import maxinforl
 from deploy_helpers import TINY, scrambled
 from maxinforl import deploy, envs
+from maxinforl.core.update import stream
 from maxinforl.deploy import bundle, runner
+from maxinforl.deploy.policy_weights import learner_of
 from maxinforl.errors import BadInput
 
 ACTIONS = spaces.Box(np.array([-0.3, 2.0], np.float32), np.array([0.1, 7.0], np.float32))
@@ -206,3 +208,125 @@ def test_a_goal_maze_of_gymnasium_robotics(tmp_path):
     np.testing.assert_allclose(policy(obs), action, atol=1e-5)
     assert agent.evaluate(1).lengths.tolist() == [20]
     env.close()
+
+
+# ------------------------------------------------------------ parts for critics alone
+
+HIDDEN = "arm.touch,mode"
+
+
+def seen_by_actor(row: dict) -> dict:
+    return {"arm": {"angle": row["arm"]["angle"]}, "goal": row["goal"]}
+
+
+def asymmetric(algo: str, **options: Any) -> maxinforl.Agent:
+    options = {"set": TINY, "batch_size": 8, "learning_starts": 4, "eval_episodes": 0, "critic_only": HIDDEN} | options
+    return maxinforl.make(algo, lambda: Samples(NESTED), **options)
+
+
+@pytest.mark.parametrize("algo", ["maxinfo-sac", "simba", "crossq", "eps-maxinfo-sac", "ddpg"])
+def test_a_part_for_critics_alone_cannot_change_an_action(algo):
+    agent = scrambled(asymmetric(algo, set={} if algo in ("simba", "crossq") else TINY))
+    program, state, now = agent.acting_state()
+    hidden, generator = agent.spec.hidden, np.random.default_rng(0)
+    obs = generator.normal(0, 1, (64, *agent.spec.obs)).astype(np.float32)
+    others = obs.copy()
+    others[:, -hidden:] = generator.normal(0, 100, (64, hidden))
+    actions = [(program.act(state, x, now), program.sample_act(state, x, stream(0, 2, 1), now)) for x in (obs, others)]
+    np.testing.assert_array_equal(actions[0], actions[1])
+    np.testing.assert_array_equal(*(agent.predict(x, deterministic=True)[0] for x in (obs, others)))
+    others[:, :-hidden] += 1
+    assert (np.array(program.act(state, others, now)) != np.array(actions[0][0])).any(-1).all()
+    learner = learner_of(state)
+    value = lambda x: agent.strategy.base.q(learner.params.critic, x, actions[0][0], stats=learner.stats.critic)
+    others[:, :-hidden] = obs[:, :-hidden]
+    assert (np.array(value(obs)) != np.array(value(others))).all()
+
+
+def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
+    agent = scrambled(asymmetric("maxinfo-sac"))
+    assert [(p.name, p.critic_only) for p in agent.spaces.parts] == [
+        ("arm.angle", False), ("goal", False), ("arm.touch", True), ("mode.0", True), ("mode.1", True)
+    ]  # fmt: skip
+    assert agent.spec == ((16,), 2, 10) and agent.spec.seen.obs == (6,)
+    row = NESTED.sample()
+    expected, _ = agent.predict(row, deterministic=True)
+    np.testing.assert_array_equal(agent.predict(seen_by_actor(row), deterministic=True)[0], expected)
+    flat = envs.make(Samples(NESTED), critic_only=HIDDEN)._observe(row)
+    for vector in (flat, flat[:6]):
+        np.testing.assert_array_equal(agent.predict(vector, deterministic=True)[0], expected)
+    assert np.isfinite(agent.information_gain(row, expected))
+    with pytest.raises(BadInput, match="lacks its part arm.touch"):
+        agent.information_gain(seen_by_actor(row), expected)
+    for to in ("numpy", "onnx"):
+        if to == "onnx":
+            pytest.importorskip("onnxruntime")
+        deploy.export(agent, to, tmp_path / to)
+        np.testing.assert_allclose(bundle.opened(tmp_path / to, to)(seen_by_actor(row)), expected, atol=1e-5)
+    contract = runner.read_contract(tmp_path / "numpy" / "contract.json")["observation"]
+    assert contract["shape"] == [6]
+    assert contract["order"] == [{"name": "arm.angle", "size": 4}, {"name": "goal", "size": 2}]
+
+
+def test_the_normaliser_of_an_exported_actor_is_of_what_it_sees(tmp_path):
+    agent = asymmetric("simba", set={}).learn(12)
+    row = NESTED.sample()
+    deploy.export(agent, "numpy", tmp_path / "b")
+    expected, _ = agent.predict(row, deterministic=True)
+    np.testing.assert_allclose(runner.Policy(tmp_path / "b")(seen_by_actor(row)), expected, atol=1e-5)
+    assert len(runner.read_contract(tmp_path / "b" / "contract.json")["normaliser"]["mean"]) == 6
+
+
+def test_an_asymmetric_agent_is_saved_and_resumed_bit_for_bit(tmp_path):
+    make = lambda: Samples(NESTED)
+    whole = asymmetric("maxinfo-sac", steps=24, save_every=12).learn(24, out=tmp_path / "whole")
+    begun = asymmetric("maxinfo-sac", steps=24, save_every=12)
+    begun.learn(24, out=tmp_path / "part", callback=StopAt(13))
+    resumed = maxinforl.resume(tmp_path / "part", env=make)
+    for agent, name in ((whole, "a"), (resumed, "b")):
+        agent.save(tmp_path / name)
+    first, again = (maxinforl.files.load_arrays(tmp_path / name / "agent.safetensors")[0] for name in "ab")
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, again[name], name)
+    loaded, row = maxinforl.load(tmp_path / "part", env=make), seen_by_actor(NESTED.sample())
+    np.testing.assert_array_equal(loaded.predict(row, deterministic=True)[0], whole.predict(row, deterministic=True)[0])
+
+
+class StopAt:
+    def __init__(self, step: int):
+        self.step = step
+
+    def on_step(self, run):
+        return run.step < self.step
+
+
+def test_a_vector_environment_hides_parts_too():
+    vector = SyncVectorEnv([lambda: Samples(NESTED)] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    tiny = {"set": TINY, "batch_size": 8, "learning_starts": 4, "eval_episodes": 0}
+    agent = maxinforl.make("sac", vector, critic_only=["mode"], **tiny)
+    assert agent.learn(8).spec.hidden == 7 and agent.trainer.spaces.parts == agent.spaces.parts
+
+
+REFUSED = {
+    "a part that there is not": (
+        "sac",
+        NESTED,
+        "velocity",
+        "velocity is no part of the observation, whose parts",
+    ),
+    "a beginning of a name": ("sac", NESTED, "mod", "mod is no part"),
+    "every part": ("sac", NESTED, "arm,goal,mode", "leave one for the actor"),
+    "a plain vector": ("sac", SPACES["vector"], "velocity", "whose parts are observation"),
+    "an optimistic base": ("oac", NESTED, "mode", "optimistic base"),
+}
+
+
+@pytest.mark.parametrize(("algo", "space", "keys", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_for_critics_alone_is_refused(algo, space, keys, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        maxinforl.make(algo, lambda: Samples(space), critic_only=keys)
+
+
+def test_a_rendered_image_has_no_parts_to_hide():
+    with pytest.raises(BadInput, match="one rendered image"):
+        envs.make("pixels/pendulum-hanging", critic_only="velocity")

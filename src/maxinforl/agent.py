@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
+from maxinforl.core.encoders import States
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
@@ -100,6 +101,7 @@ class Agent:
     def check(self) -> None:
         """Makes the environment once; a pixel-based agent needs images and the others vectors."""
         check_observations(self.strategy, self.settings, self.spaces)
+        check_hidden(self.strategy, self.spec)
 
     # ------------------------------------------------------------ learning
 
@@ -241,7 +243,7 @@ class Agent:
     def spaces(self) -> Spaces:
         """What a frame and an action in the environment's own units look like."""
         if isinstance(self._env, VectorEnv):
-            observation = Encoder(self._env.single_observation_space).space
+            observation = Encoder(self._env.single_observation_space, self.settings.critic_only).space
             return Spaces(observation, native_actions(self._env.single_action_space)[0])
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
@@ -332,29 +334,36 @@ class Agent:
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
 
-    def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
-        """Observations as a batch in the agent's type, and whether there was only one."""
-        obs = np.asarray(self._gathered(observation))
-        single = obs.ndim == len(self.spec.obs)
+    def _batch(self, observation: Any, whole: bool = False) -> tuple[np.ndarray, bool]:
+        """Observations as a batch in the agent's type, and whether there was only one.
+
+        Entries for critics alone may be missing, and are 0, unless the `whole` observation is asked for.
+        """
+        spec, hidden = (self.spec if whole else self.spec.seen), self.spec.hidden
+        obs = np.asarray(self._gathered(observation, whole))
+        if hidden and not whole and obs.shape[-1:] == self.spec.obs:
+            obs = obs[..., :-hidden]
+        single = obs.ndim == len(spec.obs)
         batch = obs[None] if single else obs
-        if batch.shape[1:] != self.spec.obs:
+        if batch.shape[1:] != spec.obs:
             stacked = f", the last {self.stack} frames on the last axis, oldest first" if self.stack > 1 else ""
-            raise BadInput(f"an observation has shape {self.spec.obs}{stacked}, or a batch of them, not {obs.shape}")
+            raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
         if self.spec.pixels and obs.dtype != np.uint8:
             raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
         batch = np.array(batch, self.observation_space.dtype)
         if not np.isfinite(batch).all():
             raise BadInput("the observation holds a number that is not finite: look at where it comes from")
-        return batch, single
+        return np.pad(batch, [(0, 0), (0, hidden)]) if hidden and not whole else batch, single
 
-    def _gathered(self, observation: Any) -> Any:
+    def _gathered(self, observation: Any, whole: bool) -> Any:
         """The environment's own observation as the array that the agent reads; such an array passes as it is."""
         from maxinforl.deploy.runner import gathered  # as bundles do, of which an agent needs nothing else
 
         if not self.spaces.parts:
             return observation
         try:
-            return gathered(observation, [part.table() for part in self.spaces.parts], self.spec.obs)
+            parts = [part.table() for part in self.spaces.parts if whole or not part.critic_only]
+            return gathered(observation, parts, self.spec.obs)
         except ValueError as error:
             raise BadInput(str(error)) from None
 
@@ -372,7 +381,7 @@ class Agent:
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
         box, (program, state, _) = self.action_space, self.acting_state()
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
-        obs, single = self._batch(observation)
+        obs, single = self._batch(observation, whole=True)
         gain = np.array(program.score(state, obs, unit[None] if single else unit))
         return gain[0] if single else gain
 
@@ -470,6 +479,8 @@ def make(
     name = env_label(env)
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
+    if isinstance(keys := plain.get("critic_only"), (list, tuple)):
+        plain["critic_only"] = ",".join(keys)
     settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
     agent = Agent(settings, strategy, env, eval_env)
     agent.total_steps = None if total_steps is None else whole("total_steps", total_steps)
@@ -500,6 +511,16 @@ def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -
         raise BadInput(
             f"{title(settings)} learns from vectors, and {settings.env} gives images: use drq or drqv2", "pixels.md"
         )
+
+
+def check_hidden(strategy: Strategy, spec: Spec) -> None:
+    """Parts for critics alone need an actor that can do without them."""
+    if spec.hidden and strategy.base.optimism is not None:
+        raise BadInput(
+            "an optimistic base asks its critics how to act, and they need what --critic-only hides: use sac"
+        )
+    if spec.hidden and not isinstance(strategy.base.encoder, States):
+        raise BadInput("--critic-only needs the encoder States: one of your own mixes in what the actor may not see")
 
 
 def check_bonus(strategy: Any, spec: Spec) -> None:

@@ -27,6 +27,11 @@ class Spaces(NamedTuple):
         """Of the environment's own observation, in order; none where the agent reads it as it is."""
         return getattr(self.observation, "parts", ())
 
+    @property
+    def seen(self) -> tuple[Part, ...]:
+        """The parts that the actor sees."""
+        return tuple(part for part in self.parts if not part.critic_only)
+
     def stack(self, settings: Settings) -> int:
         """Frames of an observation: images are stacked, vectors are not."""
         return settings.frame_stack if len(self.observation.shape) == 3 else 1
@@ -34,7 +39,8 @@ class Spaces(NamedTuple):
     def spec(self, settings: Settings) -> Spec:
         """Shapes of what an agent observes and does."""
         shape, stack = self.observation.shape, self.stack(settings)
-        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0])
+        hidden = sum(part.size for part in self.parts if part.critic_only)
+        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0], hidden)
 
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
@@ -80,7 +86,8 @@ def read_spaces(table: Any) -> Spaces:
 def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
     """Parts of an observation from a file, refused where they do not make up an array of this shape."""
     try:
-        parts = tuple(Part(*(tuple(table[name]) for name in Part._fields)) for table in tables)
+        names = ("path", "shape", "sizes", "starts")
+        parts = tuple(Part(*(tuple(t[name]) for name in names), t["critic_only"] is True) for t in tables)
         whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
             len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
         )

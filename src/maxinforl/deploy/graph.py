@@ -115,7 +115,7 @@ def model(agent: Agent) -> bytes:
     graph.then("Max", low)
     graph.then("Min", high, name="action")
     kind = kinds.UINT8 if strides else kinds.FLOAT
-    seen = helper.make_tensor_value_info("observation", kind, ["batch", *agent.spec.obs])
+    seen = helper.make_tensor_value_info("observation", kind, ["batch", *agent.spec.seen.obs])
     done = helper.make_tensor_value_info("action", kinds.FLOAT, ["batch", agent.spec.action])
     body = helper.make_graph(graph.nodes, "policy", [seen], [done], graph.constants)
     made = helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)

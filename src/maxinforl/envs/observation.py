@@ -19,10 +19,11 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     sizes: tuple[int, ...] = ()  # of the choices of a discrete part, each one-hot; () for numbers
     starts: tuple[int, ...] = ()  # the least choice of each
+    critic_only: bool = False  # whether the actor does not see it
 
     @property
     def name(self) -> str:
-        return ".".join(map(str, self.path)) or "observation"
+        return dotted(self.path)
 
     @property
     def size(self) -> int:
@@ -31,7 +32,7 @@ class Part(NamedTuple):
 
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
-        return {name: list(value) for name, value in self._asdict().items()}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in self._asdict().items()}
 
 
 class Observation(spaces.Box):
@@ -41,10 +42,16 @@ class Observation(spaces.Box):
 
 
 class Encoder:
-    """Flattens an observation: parts in the order of the space, depth first, Discrete parts one-hot."""
+    """Flattens an observation: parts in the order of the space, depth first, Discrete parts one-hot.
 
-    def __init__(self, space: spaces.Space):
-        self.leaves = list(leaves(space))
+    `critic_only` are names of parts, with commas, that the actor does not see: they come last.
+    """
+
+    def __init__(self, space: spaces.Space, critic_only: str | None = None):
+        named = list(leaves(space))
+        hidden = unseen([dotted(path) for path, _ in named], critic_only) if critic_only else [False] * len(named)
+        order = sorted(range(len(named)), key=hidden.__getitem__)
+        self.leaves = [named[i] for i in order]
         if not self.leaves:
             raise BadInput("the observation space has no parts: an agent needs something to see")
         only = self.leaves[0][1] if len(self.leaves) == 1 else None
@@ -53,7 +60,7 @@ class Encoder:
         else:
             low, high = zip(*(bounds(leaf) for _, leaf in self.leaves))
             self.space = Observation(np.concatenate(low), np.concatenate(high), dtype=np.float32)
-        self.parts = tuple(part_of(path, leaf) for path, leaf in self.leaves)
+        self.parts = tuple(part_of(*named[i])._replace(critic_only=hidden[i]) for i in order)
         self.space.parts = () if space.shape == self.space.shape and isinstance(space, spaces.Box) else self.parts
         self.plain = only if isinstance(only, spaces.Box) else None
 
@@ -103,6 +110,24 @@ def part_of(path: tuple, leaf: spaces.Space) -> Part:
         sizes, starts = (tuple(int(n) for n in np.ravel(each)) for each in (leaf.nvec, leaf.start))
         return Part(path, leaf.shape, sizes, starts)
     return Part(path, leaf.shape)
+
+
+def dotted(path: tuple) -> str:
+    """The name of a part."""
+    return ".".join(map(str, path)) or "observation"
+
+
+def unseen(names: list[str], critic_only: str) -> list[bool]:
+    """Which of the parts are for the critics alone; the name of a Dict stands for all that it holds."""
+    keys = [key.strip() for key in critic_only.split(",")]
+    belongs = lambda name, key: name == key or name.startswith(f"{key}.")
+    for key in keys:
+        if not any(belongs(name, key) for name in names):
+            raise BadInput(f"--critic-only {key} is no part of the observation, whose parts are {', '.join(names)}")
+    hidden = [any(belongs(name, key) for key in keys) for name in names]
+    if all(hidden):
+        raise BadInput("--critic-only names every part of the observation: leave one for the actor to see")
+    return hidden
 
 
 def dig(raw: Any, path: tuple) -> Any:

@@ -33,7 +33,13 @@ class AdaptedEnv(gym.Wrapper):
     name: str = ""
 
     def __init__(
-        self, env: gym.Env, *, action_repeat: int = 1, action_cost: float = 0.0, observe: Observe | None = None
+        self,
+        env: gym.Env,
+        *,
+        action_repeat: int = 1,
+        action_cost: float = 0.0,
+        observe: Observe | None = None,
+        critic_only: str | None = None,
     ):
         super().__init__(env)
         if action_repeat < 1:
@@ -41,7 +47,9 @@ class AdaptedEnv(gym.Wrapper):
         if not (math.isfinite(action_cost) and action_cost >= 0):
             raise BadInput(f"the action cost is {action_cost}, but it must be a finite number that is not negative")
         self.action_repeat, self.action_cost = action_repeat, action_cost
-        self._observe = observe or Encoder(env.observation_space)
+        if observe is not None and critic_only:
+            raise BadInput("--critic-only names parts of a Dict or Tuple, and this observation is one rendered image")
+        self._observe = observe or Encoder(env.observation_space, critic_only)
         self.observation_space = self._observe.space
         self.action_space, self._native = native_actions(env.action_space)
 
