@@ -3,6 +3,7 @@
 from typing import Any
 
 import gymnasium as gym
+import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,8 +12,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 import maxinforl
 from deploy_helpers import TINY, scrambled
-from maxinforl import deploy, envs
-from maxinforl.core.update import stream
+from maxinforl import cli, deploy, envs
 from maxinforl.deploy import bundle, runner
 from maxinforl.deploy.policy_weights import learner_of
 from maxinforl.errors import BadInput
@@ -30,7 +30,7 @@ SPACES = {
     "Dict of one": spaces.Dict({"x": spaces.Box(-1, 1, (3,), np.float32)}),
     "Tuple": spaces.Tuple([spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)]),
     "MultiDiscrete": spaces.MultiDiscrete([3, 4, 2]),
-    "grid of choices": spaces.MultiDiscrete([[3, 4], [2, 2]]),
+    "grid of choices": spaces.MultiDiscrete(np.array([[3, 4], [2, 2]])),
     "Discrete": spaces.Discrete(5),
     "matrix": spaces.Box(-1, 1, (2, 3), np.float32),
     "number": spaces.Box(-1, 1, (), np.float32),
@@ -232,9 +232,12 @@ def test_a_part_for_critics_alone_cannot_change_an_action(algo):
     obs = generator.normal(0, 1, (64, *agent.spec.obs)).astype(np.float32)
     others = obs.copy()
     others[:, -hidden:] = generator.normal(0, 100, (64, hidden))
-    actions = [(program.act(state, x, now), program.sample_act(state, x, stream(0, 2, 1), now)) for x in (obs, others)]
+    actions = [
+        (program.act(state, x, now), program.sample_act(state, x, jax.random.key(3), now)) for x in (obs, others)
+    ]
     np.testing.assert_array_equal(actions[0], actions[1])
-    np.testing.assert_array_equal(*(agent.predict(x, deterministic=True)[0] for x in (obs, others)))
+    first, again = (agent.predict(x, deterministic=True)[0] for x in (obs, others))
+    np.testing.assert_array_equal(first, again)
     others[:, :-hidden] += 1
     assert (np.array(program.act(state, others, now)) != np.array(actions[0][0])).any(-1).all()
     learner = learner_of(state)
@@ -262,7 +265,8 @@ def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
         if to == "onnx":
             pytest.importorskip("onnxruntime")
         deploy.export(agent, to, tmp_path / to)
-        np.testing.assert_allclose(bundle.opened(tmp_path / to, to)(seen_by_actor(row)), expected, atol=1e-5)
+        act: Any = bundle.opened(tmp_path / to, to)
+        np.testing.assert_allclose(act(seen_by_actor(row)), expected, atol=1e-5)
     contract = runner.read_contract(tmp_path / "numpy" / "contract.json")["observation"]
     assert contract["shape"] == [6]
     assert contract["order"] == [{"name": "arm.angle", "size": 4}, {"name": "goal", "size": 2}]
@@ -304,7 +308,8 @@ def test_a_vector_environment_hides_parts_too():
     vector = SyncVectorEnv([lambda: Samples(NESTED)] * 2, autoreset_mode=AutoresetMode.DISABLED)
     tiny = {"set": TINY, "batch_size": 8, "learning_starts": 4, "eval_episodes": 0}
     agent = maxinforl.make("sac", vector, critic_only=["mode"], **tiny)
-    assert agent.learn(8).spec.hidden == 7 and agent.trainer.spaces.parts == agent.spaces.parts
+    before = agent.spaces.parts
+    assert agent.learn(8).spec.hidden == 7 and agent.spaces.parts == before  # those of its pool
 
 
 REFUSED = {
@@ -330,3 +335,27 @@ def test_what_cannot_be_for_critics_alone_is_refused(algo, space, keys, sentence
 def test_a_rendered_image_has_no_parts_to_hide():
     with pytest.raises(BadInput, match="one rendered image"):
         envs.make("pixels/pendulum-hanging", critic_only="velocity")
+
+
+class Asks:
+    def on_step(self, run):
+        self.single = run.predict(seen_by_actor(NESTED.sample()))
+        self.batch = run.predict(batched(NESTED, [NESTED.sample()] * 3))
+
+
+def test_a_callback_asks_with_the_environments_own_observation():
+    asks = Asks()
+    asymmetric("sac").learn(6, callback=asks)
+    assert asks.single.shape == (2,) and asks.batch.shape == (3, 2)
+
+
+def test_the_command_line_hides_parts(tmp_path, capsys):
+    gym.register("Samples-v0", Samples)
+    given = {"algo": "sac", "env": "Samples-v0", "steps": 8, "batch-size": 4, "learning-starts": 4, "eval-episodes": 0}
+    flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
+    run = ["train", *flags, "--set", "base.hidden=[8,8]", "--out", str(tmp_path / "run"), "--critic-only"]
+    assert cli.main([*run, "speed"]) == 2 and "speed is no part" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert cli.main([*run, HIDDEN]) == 0
+    agent = maxinforl.load(tmp_path / "run")
+    assert agent.spec.hidden == 10 and agent.predict(seen_by_actor(NESTED.sample()))[0].shape == (2,)

@@ -324,7 +324,7 @@ class Agent:
         Returns:
             An action or a batch of actions, and `state`.
         """
-        batch, single = self._batch(observation)
+        batch, single = self.spaces.batch(observation, self.settings)
         program, agent, now = self.acting_state()
         if deterministic:
             action = program.act(agent, batch, now)
@@ -333,39 +333,6 @@ class Agent:
             action = program.sample_act(agent, batch, stream(self.settings.seed, PREDICT, self._sampled), now)  # type: ignore[arg-type]
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
-
-    def _batch(self, observation: Any, whole: bool = False) -> tuple[np.ndarray, bool]:
-        """Observations as a batch in the agent's type, and whether there was only one.
-
-        Entries for critics alone may be missing, and are 0, unless the `whole` observation is asked for.
-        """
-        spec, hidden = (self.spec if whole else self.spec.seen), self.spec.hidden
-        obs = np.asarray(self._gathered(observation, whole))
-        if hidden and not whole and obs.shape[-1:] == self.spec.obs:
-            obs = obs[..., :-hidden]
-        single = obs.ndim == len(spec.obs)
-        batch = obs[None] if single else obs
-        if batch.shape[1:] != spec.obs:
-            stacked = f", the last {self.stack} frames on the last axis, oldest first" if self.stack > 1 else ""
-            raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
-        if self.spec.pixels and obs.dtype != np.uint8:
-            raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
-        batch = np.array(batch, self.observation_space.dtype)
-        if not np.isfinite(batch).all():
-            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
-        return np.pad(batch, [(0, 0), (0, hidden)]) if hidden and not whole else batch, single
-
-    def _gathered(self, observation: Any, whole: bool) -> Any:
-        """The environment's own observation as the array that the agent reads; such an array passes as it is."""
-        from maxinforl.deploy.runner import gathered  # as bundles do, of which an agent needs nothing else
-
-        if not self.spaces.parts:
-            return observation
-        try:
-            parts = [part.table() for part in self.spaces.parts if whole or not part.critic_only]
-            return gathered(observation, parts, self.spec.obs)
-        except ValueError as error:
-            raise BadInput(str(error)) from None
 
     def information_gain(self, observation: Any, action: np.ndarray) -> np.ndarray:
         """How much actions would teach the agent's model, before standardisation.
@@ -381,7 +348,7 @@ class Agent:
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
         box, (program, state, _) = self.action_space, self.acting_state()
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
-        obs, single = self._batch(observation, whole=True)
+        obs, single = self.spaces.batch(observation, self.settings, whole=True)
         gain = np.array(program.score(state, obs, unit[None] if single else unit))
         return gain[0] if single else gain
 

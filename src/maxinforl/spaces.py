@@ -42,6 +42,37 @@ class Spaces(NamedTuple):
         hidden = sum(part.size for part in self.parts if part.critic_only)
         return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0], hidden)
 
+    def batch(self, observation: Any, settings: Settings, whole: bool = False) -> tuple[np.ndarray, bool]:
+        """Observations, the environment's own or flat, as a batch in the agent's type, and whether there was only one.
+
+        Entries for critics alone may be missing, and are 0, unless the `whole` observation is asked for.
+        """
+        of_all, stack = self.spec(settings), self.stack(settings)
+        spec, hidden = (of_all, 0) if whole else (of_all.seen, of_all.hidden)
+        obs = np.asarray(self.gathered(observation, self.parts if whole else self.seen, of_all.obs))
+        if hidden and obs.shape[-1:] == of_all.obs:
+            obs = obs[..., :-hidden]
+        single = obs.ndim == len(spec.obs)
+        batch = obs[None] if single else obs
+        if batch.shape[1:] != spec.obs:
+            stacked = f", the last {stack} frames on the last axis, oldest first" if stack > 1 else ""
+            raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
+        if spec.pixels and obs.dtype != np.uint8:
+            raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
+        batch = np.array(batch, self.observation.dtype)
+        if not np.isfinite(batch).all():
+            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
+        return np.pad(batch, [(0, 0), (0, hidden)]) if hidden else batch, single
+
+    def gathered(self, observation: Any, parts: tuple[Part, ...], shape: tuple[int, ...]) -> Any:
+        """The environment's own observation as the array that an agent reads; such an array passes as it is."""
+        from maxinforl.deploy.runner import gathered  # as bundles do: what they need imports this module
+
+        try:
+            return gathered(observation, [part.table() for part in parts], shape)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
         parts = {"observation_parts": [part.table() for part in self.parts]} if self.parts else {}
@@ -86,8 +117,8 @@ def read_spaces(table: Any) -> Spaces:
 def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
     """Parts of an observation from a file, refused where they do not make up an array of this shape."""
     try:
-        names = ("path", "shape", "sizes", "starts")
-        parts = tuple(Part(*(tuple(t[name]) for name in names), t["critic_only"] is True) for t in tables)
+        read = lambda t: Part(*(tuple(t[n]) for n in ("path", "shape", "sizes", "starts")))
+        parts = tuple(read(table)._replace(critic_only=table["critic_only"] is True) for table in tables)
         whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
             len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
         )
