@@ -8,7 +8,8 @@ from dataclasses import MISSING, fields
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
+from gymnasium.wrappers import TransformObservation
 
 import maxinforl
 from maxinforl import BadInput, RunFailed, cli
@@ -53,6 +54,13 @@ class Ramp(gym.Env):
 
 gym.register("Ramp-v0", Ramp)
 
+
+def two_parts() -> gym.Env:
+    """The cart, with place and time apart."""
+    space = Dict({"place": Box(-9, 9, (1,), np.float32), "time": Box(-9, 9, (1,), np.float32)})
+    return TransformObservation(Ramp(), lambda obs: {"place": obs[:1], "time": obs[1:]}, space)
+
+
 # What a run of another value is given beside it, and the other value; all fields of Settings must be here.
 OTHER = {
     "algo": ({}, "oac"),
@@ -77,6 +85,7 @@ OTHER = {
     "prior_share": ({"prior_data": "prior.npz"}, 0.25),
     "image_size": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 20),
     "frame_stack": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 2),
+    "critic_only": ({"env": two_parts}, "time"),
     "action_cost": ({}, 0.5),
     "action_repeat": ({}, 2),
     "loop": ({"env": "jax/pendulum-hanging"}, "host"),

@@ -20,10 +20,12 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
+from maxinforl.core.encoders import States
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
-from maxinforl.envs.wrapper import rescale
+from maxinforl.envs.observation import Encoder
+from maxinforl.envs.wrapper import native_actions, rescale
 from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import Strategy
 from maxinforl.prior import EpisodeRecorder, Prior, check_npz, from_replay, in_units, part_names
@@ -124,6 +126,7 @@ class Agent:
         A file of prior data is read here and once more when learning begins, and not held between.
         """
         check_observations(self.strategy, self.settings, self.spaces)
+        check_hidden(self.strategy, self.spec)
         found = find_prior(self.settings, self.prior, self._parts)
         if found is not None:
             in_units(found, self.spaces, self.settings.env)
@@ -280,7 +283,8 @@ class Agent:
     def spaces(self) -> Spaces:
         """What a frame and an action in the environment's own units look like."""
         if isinstance(self._env, VectorEnv):
-            return Spaces(self._env.single_observation_space, self._env.single_action_space)  # type: ignore[arg-type]
+            observation = Encoder(self._env.single_observation_space, self.settings.critic_only).space
+            return Spaces(observation, native_actions(self._env.single_action_space)[0])
         probe = envs.make(self.environment(), **env_options(self.settings))  # type: ignore[arg-type]
         found = Spaces(probe.observation_space, probe.action_space)  # type: ignore[arg-type]
         self._parts = part_names(probe)
@@ -342,7 +346,7 @@ class Agent:
 
     def predict(
         self,
-        observation: np.ndarray,
+        observation: Any,
         state: Any = None,
         episode_start: np.ndarray | None = None,
         deterministic: bool = False,
@@ -350,7 +354,8 @@ class Agent:
         """Actions in the environment's own units.
 
         Args:
-            observation: one observation or a batch of them.
+            observation: one observation or a batch of them, as the environment or a Gymnasium vector environment gives
+                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked.
             state: returned as it is, as Stable-Baselines3 expects.
             episode_start: ignored, as for all policies without memory.
             deterministic: the action of an evaluation; otherwise one of the behaviour, as in training. For most agents
@@ -360,7 +365,7 @@ class Agent:
         Returns:
             An action or a batch of actions, and `state`.
         """
-        batch, single = self._batch(observation)
+        batch, single = self.spaces.batch(observation, self.settings)
         program, agent, now = self.acting_state()
         if deterministic:
             action = program.act(agent, batch, now)
@@ -370,22 +375,7 @@ class Agent:
         native = rescale(self.action_space)(np.array(action))
         return (native[0] if single else native), state
 
-    def _batch(self, observation: Any) -> tuple[np.ndarray, bool]:
-        """Observations as a batch in the agent's type, and whether there was only one."""
-        obs = np.asarray(observation)
-        single = obs.ndim == len(self.spec.obs)
-        batch = obs[None] if single else obs
-        if batch.shape[1:] != self.spec.obs:
-            stacked = f", the last {self.stack} frames on the last axis, oldest first" if self.stack > 1 else ""
-            raise BadInput(f"an observation has shape {self.spec.obs}{stacked}, or a batch of them, not {obs.shape}")
-        if self.spec.pixels and obs.dtype != np.uint8:
-            raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
-        batch = np.array(batch, self.observation_space.dtype)
-        if not np.isfinite(batch).all():
-            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
-        return batch, single
-
-    def information_gain(self, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+    def information_gain(self, observation: Any, action: np.ndarray) -> np.ndarray:
         """How much actions would teach the agent's model, before standardisation.
 
         Args:
@@ -399,7 +389,7 @@ class Agent:
             raise BadInput(f"{title(self.settings)} has no model that can score an action: use a MaxInfo agent")
         box, (program, state, _) = self.action_space, self.acting_state()
         unit = (np.asarray(action, np.float32) - (box.high + box.low) / 2) / ((box.high - box.low) / 2)
-        obs, single = self._batch(observation)
+        obs, single = self.spaces.batch(observation, self.settings, whole=True)
         gain = np.array(program.score(state, obs, unit[None] if single else unit))
         return gain[0] if single else gain
 
@@ -511,6 +501,8 @@ def make(
     name = env_label(env)
     pairs = tuple((set or {}).items())
     env_arg = tuple(dict(plain.pop("env_arg", ())).items())
+    if isinstance(keys := plain.get("critic_only"), (list, tuple)):
+        plain["critic_only"] = ",".join(keys)
     plain |= prior_settings(prior, plain)
     settings, strategy = resolve(Settings(algo=algo, env=name, set=pairs, env_arg=env_arg, **plain), parts)
     agent = Agent(settings, strategy, env, eval_env, prior)
@@ -551,6 +543,16 @@ def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -
         raise BadInput(
             f"{title(settings)} learns from vectors, and {settings.env} gives images: use drq or drqv2", "pixels.md"
         )
+
+
+def check_hidden(strategy: Strategy, spec: Spec) -> None:
+    """Parts for critics alone need an actor that can do without them."""
+    if spec.hidden and strategy.base.optimism is not None:
+        raise BadInput(
+            "an optimistic base asks its critics how to act, and they need what --critic-only hides: use sac"
+        )
+    if spec.hidden and not isinstance(strategy.base.encoder, States):
+        raise BadInput("--critic-only needs the encoder States: one of your own mixes in what the actor may not see")
 
 
 def check_bonus(strategy: Any, spec: Spec) -> None:
@@ -687,6 +689,8 @@ def resume(
             return agent
         if env is None:
             envs.check_name(settings.env)
+        agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env)
+        if agent.spaces.differ_from(table["spaces"]):
         agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env, prior)
         if agent.spaces.table() != table["spaces"]:
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")

@@ -119,6 +119,10 @@ class Settings:
     )
     image_size: int = option(84, "side of rendered images", least=1, most=2048, fixed=True, env=True, task=True)
     frame_stack: int = option(3, "frames per image observation", least=1, most=64, fixed=True, task=True)
+    critic_only: str | None = option(
+        None, "parts of a Dict observation, KEY[,KEY], that critics and intrinsic model see and the actor does not",
+        fixed=True, env=True,
+    )  # fmt: skip
     action_cost: float = option(
         0.0, "cost per unit of the action's norm, on every base step", fixed=True, env=True, task=True
     )

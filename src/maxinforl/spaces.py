@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from maxinforl.core.types import Spec
+from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
 from maxinforl.settings import Settings
 
@@ -21,6 +22,16 @@ class Spaces(NamedTuple):
     observation: Box
     action: Box
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Of the environment's own observation, in order; none where the agent reads it as it is."""
+        return getattr(self.observation, "parts", ())
+
+    @property
+    def seen(self) -> tuple[Part, ...]:
+        """The parts that the actor sees."""
+        return tuple(part for part in self.parts if not part.critic_only)
+
     def stack(self, settings: Settings) -> int:
         """Frames of an observation: images are stacked, vectors are not."""
         return settings.frame_stack if len(self.observation.shape) == 3 else 1
@@ -28,22 +39,66 @@ class Spaces(NamedTuple):
     def spec(self, settings: Settings) -> Spec:
         """Shapes of what an agent observes and does."""
         shape, stack = self.observation.shape, self.stack(settings)
-        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0])
+        hidden = sum(part.size for part in self.parts if part.critic_only)
+        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0], hidden)
+
+    def batch(self, observation: Any, settings: Settings, whole: bool = False) -> tuple[np.ndarray, bool]:
+        """Observations, the environment's own or flat, as a batch in the agent's type, and whether there was only one.
+
+        Entries for critics alone may be missing, and are 0, unless the `whole` observation is asked for.
+        """
+        of_all, stack = self.spec(settings), self.stack(settings)
+        spec, hidden = (of_all, 0) if whole else (of_all.seen, of_all.hidden)
+        obs = np.asarray(self.gathered(observation, self.parts if whole else self.seen, of_all.obs))
+        if hidden and obs.shape[-1:] == of_all.obs:
+            obs = obs[..., :-hidden]
+        single = obs.ndim == len(spec.obs)
+        batch = obs[None] if single else obs
+        if batch.shape[1:] != spec.obs:
+            stacked = f", the last {stack} frames on the last axis, oldest first" if stack > 1 else ""
+            raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
+        if spec.pixels and obs.dtype != np.uint8:
+            raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
+        batch = np.array(batch, self.observation.dtype)
+        if not np.isfinite(batch).all():
+            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
+        return np.pad(batch, [(0, 0), (0, hidden)]) if hidden else batch, single
+
+    def gathered(self, observation: Any, parts: tuple[Part, ...], shape: tuple[int, ...]) -> Any:
+        """The environment's own observation as the array that an agent reads; such an array passes as it is."""
+        from maxinforl.deploy.runner import gathered  # as bundles do: what they need imports this module
+
+        try:
+            return gathered(observation, [part.table() for part in parts], shape)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
 
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
+        parts = {"observation_parts": [part.table() for part in self.parts]} if self.parts else {}
         return {
             "observation_shape": list(self.observation.shape),
             "observation_dtype": str(self.observation.dtype),
             "action_low": [float(x) for x in self.action.low],
             "action_high": [float(x) for x in self.action.high],
-        }
+        } | parts
+
+    def differ_from(self, table: dict[str, Any]) -> bool:
+        """Whether a table of a file, which an earlier version may have written, is of other spaces."""
+        own = self.table()
+        return any(own.get(name) != value for name, value in table.items())
 
     def check_shapes(self, other: Spaces) -> None:
         """Refuses an environment whose observations or actions have another shape than the agent's."""
         for what, mine, theirs in zip(("observations", "actions"), self, other):
             if mine.shape != theirs.shape:
                 raise BadInput(f"this agent has {what} of shape {mine.shape}, and the environment {theirs.shape}")
+        if self.parts and other.parts and self.parts != other.parts:
+            mine, theirs = (", ".join(part.name for part in each.parts) for each in (self, other))
+            raise BadInput(
+                f"this agent's observations are {mine}, and the environment's are {theirs}: give its space the same "
+                "parts in the same order (an OrderedDict keeps one)"
+            )
 
 
 def read_spaces(table: Any) -> Spaces:
@@ -54,8 +109,25 @@ def read_spaces(table: Any) -> Spaces:
     if not (_is_shape(shape) and isinstance(dtype, str) and _is_range(low, high)):
         raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
     shape, image = tuple(shape), dtype == "uint8"
-    observation = Box(0, 255, shape, np.uint8) if image else Box(-np.inf, np.inf, shape, np.float32)
+    observation = Observation(0, 255, shape, np.uint8) if image else Observation(-np.inf, np.inf, shape, np.float32)
+    observation.parts = read_parts(table.get("observation_parts", []), shape)
     return Spaces(observation, Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32))
+
+
+def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
+    """Parts of an observation from a file, refused where they do not make up an array of this shape."""
+    try:
+        read = lambda t: Part(*(tuple(t[n]) for n in ("path", "shape", "sizes", "starts")))
+        parts = tuple(read(table)._replace(critic_only=table["critic_only"] is True) for table in tables)
+        whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
+            len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
+        )
+        entries = sum(p.size for p in parts)
+    except (KeyError, TypeError):
+        whole, entries = False, 0
+    if not whole or (tables and entries != math.prod(shape)):
+        raise BadInput("the saved spaces are damaged: restore the file that holds them from a copy")
+    return parts
 
 
 def _is_shape(value: Any) -> bool:

@@ -30,6 +30,11 @@ from maxinforl.core.types import PLAIN, Backup, Batch, Clock, Improvement, Laten
 class Actor(eqx.Module):
     trunk: Any
     head: Any  # what its network's `init` gives: an MLP unless `actor_net` says otherwise
+    hidden: int = eqx.field(static=True, default=0)  # entries at the end of a vector that it does not see
+
+    def view(self, inputs: Array) -> Array:
+        """What it sees of the critics' inputs."""
+        return inputs[..., : -self.hidden] if self.hidden else inputs
 
 
 class Critic(eqx.Module):
@@ -165,14 +170,14 @@ class ActorCritic:
 
     def init(self, key: Array, spec: Spec) -> Learner:
         k_encoder, k_critic_trunk, k_actor_trunk, k_critic, k_actor = jax.random.split(key, 5)
-        z = self.encoder.latents(spec).z
+        z, seen = (self.encoder.latents(each).z for each in (spec, spec.seen))
         head = lambda k: self.of_critic.init(k, z + spec.action, self.head.outputs, RELU_GAIN)
         critic = Critic(
             self.encoder.trunk_init(k_critic_trunk, spec),
             stacked(lambda k: stacked(head, k, self.critics), k_critic, self.channels),
         )
-        policy = self.of_actor.init(k_actor, z, self.policy.outputs(spec.action), self.policy.out_gain)
-        actor = Actor(self.encoder.trunk_init(k_actor_trunk, spec), policy)
+        policy = self.of_actor.init(k_actor, seen, self.policy.outputs(spec.action), self.policy.out_gain)
+        actor = Actor(self.encoder.trunk_init(k_actor_trunk, spec.seen), policy, spec.hidden)
         params = Params(self.encoder.init(k_encoder, spec), critic, actor)
         return Learner(
             params,
@@ -181,13 +186,13 @@ class ActorCritic:
             self.optimizer.init(params.actor),  # type: ignore[arg-type]
             self.alpha.init(),
             () if self.plasticity is None else self.plasticity.init(),
-            self.init_statistics(z, spec.action),
+            self.init_statistics(z, seen, spec.action),
             self.init_observed(spec),
         )
 
-    def init_statistics(self, z: int, actions: int) -> Statistics:
+    def init_statistics(self, z: int, seen: int, actions: int) -> Statistics:
         each = lambda leaf: jnp.broadcast_to(leaf, (self.channels, self.critics, *leaf.shape))
-        of_actor = self.of_actor.statistics(z)
+        of_actor = self.of_actor.statistics(seen)
         critic = jax.tree.map(each, self.of_critic.statistics(z + actions))
         return Statistics(critic, of_actor, jax.tree.map(jnp.copy, of_actor))
 
@@ -262,7 +267,10 @@ class ActorCritic:
 
     def pi(self, actor: Actor, inputs: Array, stats: Any = ()) -> Array:
         """The policy's outputs in evaluation mode."""
-        return self.of_actor.apply(actor.head, stats, self.encoder.trunk(actor.trunk, inputs))[0]
+        return self.of_actor.apply(actor.head, stats, self.actor_latent(actor, inputs))[0]
+
+    def actor_latent(self, actor: Actor, inputs: Array) -> Array:
+        return self.encoder.trunk(actor.trunk, actor.view(inputs))
 
     def features(self, s: Learner, obs: Array) -> Array:
         return self.encoder.features(s.params.encoder, obs)
@@ -427,8 +435,8 @@ class ActorCritic:
         alpha, pace = self.temperature(s), self.pace(clock)
 
         def loss(actor):
-            trunk = self.encoder.trunk(actor.trunk, inputs)
-            out, stats = self.of_actor.apply(actor.head, s.stats.actor, trunk, train=True)
+            latent = self.actor_latent(actor, inputs)
+            out, stats = self.of_actor.apply(actor.head, s.stats.actor, latent, train=True)
             a, logp = self.policy.sample(out, k_action, sigma)
             value = self.reduce_critics(self.q(s.params.critic, inputs, a, k_dropout, s.stats.critic))
             objective, aux = reduce(add, (w * v for w, v in zip(shaping.weight, value))), ()
@@ -472,12 +480,13 @@ class ActorCritic:
         self, plasticity: Dormant, s: Learner, features: Array, batch: Batch, key: Array, clock: Clock
     ) -> Learner:
         """Count the actor's dormant neurons; every so often draw all dense layers towards fresh ones."""
-        actor, z = s.params.actor, self.encoder.trunk(s.params.actor.trunk, features)
-        outputs = (*self.encoder.linear(actor.trunk, features), *actor.head.hidden(z)[1:], actor.head(z))
+        actor, z = s.params.actor, self.actor_latent(s.params.actor, features)
+        outputs = (*self.encoder.linear(actor.trunk, actor.view(features)), *actor.head.hidden(z)[1:], actor.head(z))
         s = replace(s, plastic=plasticity.observe(s.plastic, outputs, clock.update))
 
         def perturb(s: Learner) -> Learner:
-            spec, kappa = Spec(batch.obs.shape[1:], batch.action.shape[-1]), plasticity.kappa(s.plastic)
+            spec = Spec(batch.obs.shape[1:], batch.action.shape[-1], actor.hidden)
+            kappa = plasticity.kappa(s.plastic)
             fresh, other = (self.init(k, spec) for k in jax.random.split(key))
             params, target = perturbed(s.params, fresh.params, kappa), perturbed(s.target, other.target, kappa)
             return replace(s, params=params, target=target, value_opt=fresh.value_opt, actor_opt=fresh.actor_opt)

@@ -12,14 +12,23 @@ Metrics = dict[str, Array]
 
 
 class Spec(NamedTuple):
-    """What an agent sees and does: shape of one observation (frame stack included) and the number of actions."""
+    """What an agent sees and does: shape of one observation (frame stack included) and the number of actions.
+
+    The last `hidden` entries of a vector are for critics and intrinsic models alone: the actor does not see them.
+    """
 
     obs: tuple[int, ...]
     action: int
+    hidden: int = 0
 
     @property
     def pixels(self) -> bool:
         return len(self.obs) == 3
+
+    @property
+    def seen(self) -> Spec:
+        """What the actor sees."""
+        return Spec((self.obs[0] - self.hidden,), self.action) if self.hidden else self
 
 
 class Clock(NamedTuple):

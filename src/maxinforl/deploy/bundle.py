@@ -78,15 +78,16 @@ def opened(bundle: Path, to: str) -> Act:
         return runner.Policy(bundle)
     from maxinforl.deploy.graph import session
 
-    return session(bundle / "policy.onnx")
+    parts = runner.read_contract(bundle / "contract.json")["observation"].get("parts", [])
+    return session(bundle / "policy.onnx", parts)
 
 
 def examples(agent: Agent, count: int) -> np.ndarray:
     """Random observations to compare on."""
     generator = np.random.default_rng(0)
     if agent.spec.pixels:
-        return generator.integers(0, 256, (count, *agent.spec.obs), np.uint8)
-    return generator.normal(0, 2, (count, *agent.spec.obs)).astype(np.float32)
+        return generator.integers(0, 256, (count, *agent.spec.seen.obs), np.uint8)
+    return generator.normal(0, 2, (count, *agent.spec.seen.obs)).astype(np.float32)
 
 
 def compare(agent: Agent, act: Act, out: Path) -> None:

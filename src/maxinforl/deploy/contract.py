@@ -31,9 +31,10 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
         "environment": settings.env,
         "agent_steps": int(agent.acting_state()[2].step),
         "observation": {
-            "shape": list(agent.spec.obs),
+            "shape": list(agent.spec.seen.obs),
             "dtype": str(agent.observation_space.dtype),
             "order": parts,
+            "parts": [part.table() for part in agent.spaces.seen],
             "stack": agent.stack,
             "strides": strides_of(agent),
         },
@@ -58,7 +59,8 @@ def normaliser(agent: Agent) -> dict[str, Any] | None:
     if not agent.strategy.base.normalize_observations:
         return None
     seen = learner_of(agent.acting_state()[1]).observed.observations
-    parts = {"mean": seen.mean, "std": seen.std}
+    entries = slice(*agent.spec.seen.obs)
+    parts = {"mean": seen.mean[entries], "std": seen.std[entries]}
     return {"rule": "(observation - mean) / std, inside the bundle"} | {
         name: [float(x) for x in np.array(part)] for name, part in parts.items()
     }
@@ -69,14 +71,15 @@ def env_facts(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
 
     An environment given as an instance is asked itself; one from a name, class or factory is built for this and closed.
     """
-    whole = [{"name": "image" if agent.spec.pixels else "observation", "size": int(np.prod(agent.spec.obs))}]
+    parts = [] if agent.spec.pixels else [{"name": part.name, "size": part.size} for part in agent.spaces.seen]
+    whole = parts or [{"name": "image" if agent.spec.pixels else "observation", "size": int(np.prod(agent.spec.obs))}]
     try:
         given = agent.environment()
         env = envs.make(given, **env_options(agent.settings))  # type: ignore[arg-type]
     except Exception:  # such as an extra that is not installed here, or hardware that is absent: export needs neither
         return whole, None
     try:
-        return (whole if agent.spec.pixels else observation_parts(env)), control_rate(env)
+        return (whole if parts or agent.spec.pixels else observation_parts(env)), control_rate(env)
     finally:
         if not isinstance(given, gym.Env):
             envs.close_quietly(env)

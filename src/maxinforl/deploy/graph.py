@@ -10,7 +10,7 @@ import numpy as np
 
 from maxinforl.agent import Agent
 from maxinforl.deploy.policy_weights import operations_of, strides_of, weights_of
-from maxinforl.deploy.runner import with_arrays
+from maxinforl.deploy.runner import gathered, with_arrays
 from maxinforl.errors import missing_extra
 
 OPSET, IR = 18, 10  # old enough for every runtime of the last years
@@ -115,7 +115,7 @@ def model(agent: Agent) -> bytes:
     graph.then("Max", low)
     graph.then("Min", high, name="action")
     kind = kinds.UINT8 if strides else kinds.FLOAT
-    seen = helper.make_tensor_value_info("observation", kind, ["batch", *agent.spec.obs])
+    seen = helper.make_tensor_value_info("observation", kind, ["batch", *agent.spec.seen.obs])
     done = helper.make_tensor_value_info("action", kinds.FLOAT, ["batch", agent.spec.action])
     body = helper.make_graph(graph.nodes, "policy", [seen], [done], graph.constants)
     made = helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
@@ -123,16 +123,18 @@ def model(agent: Agent) -> bytes:
     return made.SerializeToString()
 
 
-def session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The graph as a function of one observation or of a batch."""
+def session(path: Path, parts: list[dict[str, Any]]) -> Callable[[Any], np.ndarray]:
+    """The graph as a function of one observation or a batch; with the contract's `parts`, of the environment's own."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1  # one small action: threads only add latency
     run = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    rank = len(run.get_inputs()[0].shape)
+    shape = tuple(run.get_inputs()[0].shape[1:])
+    rank = len(shape) + 1
 
-    def act(observation: np.ndarray) -> np.ndarray:
+    def act(observation: Any) -> np.ndarray:
+        observation = gathered(observation, parts, shape)
         single = observation.ndim < rank
         action = np.asarray(run.run(["action"], {"observation": observation[None] if single else observation})[0])
         return action[0] if single else action

@@ -55,9 +55,10 @@ def operations_of(agent: Agent) -> list[Operation]:
     found = base.of_actor.operations(learner.params.actor.head, learner.stats.actor)
     if not base.normalize_observations:
         return found
-    seen = learner.observed.observations
+    seen, view = learner.observed.observations, learner.params.actor.view
     scale, shift = 1 / seen.std, 0 * seen.mean
-    return [Operation("standardize", {"mean": seen.mean, "scale": scale, "shift": shift}), *found]
+    arrays = {"mean": view(seen.mean), "scale": view(scale), "shift": view(shift)}
+    return [Operation("standardize", arrays), *found]
 
 
 def only_mean(arrays: Arrays, last: int, actions: int) -> Arrays:

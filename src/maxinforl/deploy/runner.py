@@ -5,6 +5,7 @@
     policy = Policy("bundle")
     action = policy(observation)  # in the units of contract.json; a batch of observations works too
 
+An observation is the environment's own (a Dict, a Tuple or discrete too), or the vector of contract.json.
 `python policy.py` checks the files and says how long an action takes on this machine. For a policy that reads stacked
 images, `policy.see(frame, first=True)` keeps the stack: pass each new frame, with `first` at the start of an episode.
 """
@@ -17,6 +18,7 @@ import stat
 import sys
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +53,7 @@ class Policy:
         self.shape, self.dtype = tuple(observation["shape"]), np.dtype(observation["dtype"])
         self.low, self.high = (np.array(action[side], np.float32) for side in ("low", "high"))
         self.centre, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
-        self.strides = observation["strides"]
+        self.strides, self.parts = observation["strides"], observation.get("parts", [])
         self.network = with_arrays(self.contract["network"], self.weights)
         self.frames = None
 
@@ -70,7 +72,7 @@ class Policy:
 
     def checked(self, observation) -> np.ndarray:
         """The observation in the policy's type; one of another shape, or one that is not finite, is refused."""
-        x = np.asarray(observation)
+        x = np.asarray(gathered(observation, self.parts, self.shape))
         if x.shape[-len(self.shape) :] != self.shape or x.ndim > len(self.shape) + 1:
             raise ValueError(f"an observation has shape {self.shape}, or is a batch of them, not {x.shape}")
         if self.strides:
@@ -97,6 +99,61 @@ class Policy:
             self.frames = [frame] * depth
         self.frames = [*self.frames[1:], frame]
         return self(np.concatenate(self.frames, -1))
+
+
+def gathered(observation, parts: list, shape: tuple):
+    """The array of `shape` that a network reads, of the environment's own observation or of a batch of them.
+
+    `parts` are those of contract.json, none where the two are alike. What is such an array already passes as it is.
+    """
+    if not parts:
+        return observation
+    if any(part["path"] for part in parts):
+        if not isinstance(observation, (Mapping, tuple)):
+            return observation
+    elif not is_own(np.asarray(observation), parts[0]):
+        return observation
+    if len(shape) == 3:  # an image, with the frames before it
+        image = np.asarray(reached(observation, parts[0]))
+        return image[..., None] if image.shape[-2:] == shape[:2] and shape[2] == 1 else image
+    found = [entries(np.asarray(reached(observation, part)), part) for part in parts]
+    if len({x.shape[:-1] for x in found}) > 1:
+        raise ValueError(f"the parts of an observation are batches of unequal length: {[len(x) for x in found]}")
+    return np.concatenate(found, -1)
+
+
+def is_own(x: np.ndarray, part: dict) -> bool:
+    """Whether an array is an observation of one part as the environment gives it: whole numbers for a discrete one."""
+    own = list(x.shape) == part["shape"] or list(x.shape[1:]) == part["shape"]
+    return own and (x.dtype.kind in "iub" or not part["sizes"])
+
+
+def reached(observation, part: dict):
+    """One part of an observation."""
+    for key in part["path"]:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"the observation lacks its part {'.'.join(map(str, part['path']))}") from None
+    return observation
+
+
+def entries(x: np.ndarray, part: dict) -> np.ndarray:
+    """One part, or a batch of it, as numbers on the last axis: discrete ones one-hot."""
+    name, shape = ".".join(map(str, part["path"])) or "observation", tuple(part["shape"])
+    lead = x.shape[: x.ndim - len(shape)]
+    if x.shape[len(lead) :] != shape or len(lead) > 1 or x.dtype.kind not in "fiub":
+        raise ValueError(f"{name} has shape {shape}, or is a batch of them, not {x.dtype} of shape {x.shape}")
+    flat = x.reshape(*lead, int(np.prod(shape)))
+    if not part["sizes"]:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as not finite
+            return flat.astype(np.float32)
+    chosen = [
+        flat[..., i, None] == np.arange(n) + least for i, (n, least) in enumerate(zip(part["sizes"], part["starts"]))
+    ]
+    if not all(one.any(-1).all() for one in chosen):
+        raise ValueError(f"{name} is {x.tolist()}, which is not among its choices")
+    return np.concatenate(chosen, -1).astype(np.float32)
 
 
 def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:

@@ -59,12 +59,14 @@ def make(
     env_args: EnvArgs = (),
     render_mode: str | None = None,
     image_size: int = 84,
+    critic_only: str | None = None,
 ) -> AdaptedEnv:
     """One environment from a name, an instance or a factory, ready for a pool.
 
     Observations are rank-1 float32, or HxWxC uint8 for images (always image_size x image_size x 3 for `pixels/` names).
     Actions are rank-1 float32 in the environment's own units. Rewards are summed over the action repeat, less
-    `action_cost` times the norm of the action on each base step.
+    `action_cost` times the norm of the action on each base step. Parts of the observation that `critic_only` names,
+    with commas, come last in the vector.
 
     >>> env = make("dmc/walker-run", action_repeat=2)
     """
@@ -79,7 +81,8 @@ def make(
             env if isinstance(env, (gym.Env, VectorEnv)) or not callable(env) else construct("the factory", env, args)
         )
         bare = single(bare)
-    adapted = AdaptedEnv(bare, action_repeat=action_repeat, action_cost=action_cost, observe=observe)
+    how: dict[str, Any] = {"action_repeat": action_repeat, "action_cost": action_cost, "critic_only": critic_only}
+    adapted = AdaptedEnv(bare, observe=observe, **how)
     adapted.name = env if isinstance(env, str) else env_name(bare)
     return adapted
 
@@ -116,7 +119,7 @@ def make_pool(
     if isinstance(env, VectorEnv):
         if options.get("action_repeat", 1) != 1 or options.get("action_cost", 0.0):
             raise BadInput("put action repeat and action cost inside the vector environment with maxinforl.envs.make")
-        return VectorPool(env, seed)
+        return VectorPool(env, seed, options.get("critic_only"))
     if num_envs < 1:
         raise BadInput(f"{num_envs} environments were asked for, but a run needs at least 1")
     if isinstance(env, gym.Env):

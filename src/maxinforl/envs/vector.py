@@ -8,8 +8,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
+from maxinforl.envs.observation import Encoder
 from maxinforl.envs.pool import EnvPool, Transition, env_name, episode_seed
-from maxinforl.envs.wrapper import Encoder, native_actions, number
+from maxinforl.envs.wrapper import native_actions, number
 from maxinforl.errors import RunFailed
 
 SELF_RESET = "resets itself without a seed (AutoresetMode.DISABLED would not)"
@@ -24,10 +25,10 @@ class VectorPool(EnvPool):
     must not be stored; until then `obs` is the last observation, and the action chosen on it goes nowhere.
     """
 
-    def __init__(self, vector: VectorEnv, seed: int = 0):
+    def __init__(self, vector: VectorEnv, seed: int = 0, critic_only: str | None = None):
         self.vector = vector
         self.mode = AutoresetMode(vector.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._observe = Encoder(vector.single_observation_space)
+        self._observe = Encoder(vector.single_observation_space, critic_only)
         self._resetting = np.zeros(vector.num_envs, bool)
         self._set_up(vector.num_envs, self._observe.space, native_actions(vector.single_action_space)[0], seed)
         if self.mode is AutoresetMode.DISABLED:

@@ -1,7 +1,7 @@
 """One wrapper for all environments: flat float32 or uint8 frames, action repeat, action cost."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maxinforl.envs.fault import SMALL
+from maxinforl.envs.observation import Encoder
 from maxinforl.errors import BadInput, RunFailed
 
 
@@ -32,7 +33,13 @@ class AdaptedEnv(gym.Wrapper):
     name: str = ""
 
     def __init__(
-        self, env: gym.Env, *, action_repeat: int = 1, action_cost: float = 0.0, observe: Observe | None = None
+        self,
+        env: gym.Env,
+        *,
+        action_repeat: int = 1,
+        action_cost: float = 0.0,
+        observe: Observe | None = None,
+        critic_only: str | None = None,
     ):
         super().__init__(env)
         if action_repeat < 1:
@@ -40,15 +47,17 @@ class AdaptedEnv(gym.Wrapper):
         if not (math.isfinite(action_cost) and action_cost >= 0):
             raise BadInput(f"the action cost is {action_cost}, but it must be a finite number that is not negative")
         self.action_repeat, self.action_cost = action_repeat, action_cost
-        self._observe = observe or Encoder(env.observation_space)
+        if observe is not None and critic_only:
+            raise BadInput("--critic-only names parts of a Dict or Tuple, and this observation is one rendered image")
+        self._observe = observe or Encoder(env.observation_space, critic_only)
         self.observation_space = self._observe.space
         self.action_space, self._native = native_actions(env.action_space)
 
     @property
     def observation_parts(self) -> list[tuple[str, int]]:
         """Names and sizes of the observation's parts, in order."""
-        parts = getattr(self._observe, "parts", [((), self.observation_space)])
-        return [(".".join(map(str, path)) or "observation", spaces.flatdim(part)) for path, part in parts]
+        parts = getattr(self._observe, "parts", ())
+        return [(part.name, part.size) for part in parts] or [("observation", spaces.flatdim(self.observation_space))]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         raw, info = self.env.reset(seed=seed, options=options)
@@ -140,91 +149,3 @@ def native_actions(space: spaces.Space) -> tuple[spaces.Box, Callable | None]:
         return box, None
     # a float32 bound can lie outside a float64 one by a rounding, and some environments assert
     return box, lambda a: np.clip(np.reshape(a, space.shape).astype(space.dtype), space.low, space.high)
-
-
-class Encoder:
-    """Flattens an observation: parts in the order of the space, depth first, Discrete parts one-hot."""
-
-    def __init__(self, space: spaces.Space):
-        self.parts = list(leaves(space))
-        if len(self.parts) == 1 and is_image(self.parts[0][1]):
-            self.space = frame_space(self.parts[0][1])
-        else:
-            low, high = zip(*(bounds(part) for _, part in self.parts))
-            self.space = spaces.Box(np.concatenate(low), np.concatenate(high), dtype=np.float32)
-        self.plain = self.parts[0][1] if len(self.parts) == 1 and isinstance(self.parts[0][1], spaces.Box) else None
-
-    def __call__(self, raw: Any) -> np.ndarray:
-        if self.plain is not None:
-            return self._box(self.plain, dig(raw, self.parts[0][0])).reshape(self.space.shape)
-        return np.concatenate([self._flat(part, dig(raw, path)) for path, part in self.parts])
-
-    def _flat(self, part: spaces.Space, raw: Any) -> np.ndarray:
-        if isinstance(part, spaces.Box):
-            return self._box(part, raw).ravel()
-        if not part.contains(raw):
-            raise RunFailed(f"the observation holds {raw!r}, but the space says {part}")
-        return np.asarray(spaces.flatten(part, raw), np.float32)
-
-    def _box(self, part: spaces.Box, raw: Any) -> np.ndarray:
-        array = np.asarray(raw)
-        if array.shape != part.shape:
-            raise RunFailed(f"the observation has shape {array.shape}, but the space says {part.shape}")
-        if array.dtype.kind not in "fiub" or (self.space.dtype == np.uint8 and array.dtype != np.uint8):
-            raise RunFailed(f"the observation has dtype {array.dtype}, but the space says {part.dtype}")
-        if array.dtype == self.space.dtype:
-            return array.copy()  # always a copy: environments reuse their buffers
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is a fault
-            return np.array(array, self.space.dtype)
-
-
-def leaves(space: spaces.Space, path: tuple = ()) -> Iterator[tuple[tuple, spaces.Space]]:
-    """Every part of a nested space with the keys that lead to it."""
-    if isinstance(space, spaces.Dict):
-        inner = space.spaces.items()
-    elif isinstance(space, spaces.Tuple):
-        inner = enumerate(space.spaces)
-    else:
-        yield path, space
-        return
-    for key, part in inner:
-        yield from leaves(part, (*path, key))
-
-
-def dig(raw: Any, path: tuple) -> Any:
-    for key in path:
-        raw = raw[key]
-    return raw
-
-
-def is_image(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def frame_space(space: spaces.Space) -> spaces.Box:
-    """HxWxC for a uint8 image space; HxW becomes HxWx1."""
-    assert space.shape is not None
-    shape = (*space.shape, 1) if len(space.shape) == 2 else space.shape
-    if min(shape) < 1:
-        raise BadInput(f"the image observation has shape {shape}, which holds no pixel")
-    if shape[0] <= 4 < shape[-1]:
-        raise BadInput(f"the image observation has shape {shape}: put the channels last")
-    return spaces.Box(0, 255, shape, np.uint8)
-
-
-def bounds(part: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
-    """Flat float32 bounds of one part of a vector observation."""
-    if is_image(part):
-        raise BadInput("the observation mixes an image with other parts: keep one of them before you pass it in")
-    if isinstance(part, spaces.Box):
-        if len(part.shape) > 2 and part.dtype == np.uint8:
-            raise BadInput(
-                f"the observation has shape {part.shape}: give single HxWxC images, which --frame-stack puts together"
-            )
-        if len(part.shape) > 2:
-            raise BadInput(f"the observation is a {part.dtype} image of shape {part.shape}: images must be uint8")
-        return part.low.ravel().astype(np.float32), part.high.ravel().astype(np.float32)
-    if not isinstance(part, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-        raise BadInput(f"observations of kind {type(part).__name__} cannot be flattened into a vector")
-    size = spaces.flatdim(part)
-    return np.zeros(size, np.float32), np.ones(size, np.float32)

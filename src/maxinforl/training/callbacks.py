@@ -64,10 +64,12 @@ class RunView:
         """Adds a metric to the next log line; where none follows, because the run ends, it has a line of its own."""
         self.recorded[name] = float(value)
 
-    def predict(self, observations: np.ndarray) -> np.ndarray:
-        """Deterministic actions for a batch of observations; waits for the updates under way."""
-        actions = self.view.evaluation(np.asarray(observations))
-        return rescale(self.view.trainer.spaces.action)(np.array(actions))
+    def predict(self, observations: Any) -> np.ndarray:
+        """Deterministic actions for a batch of observations, as `Agent.predict`; waits for the updates under way."""
+        spaces = self.view.trainer.spaces
+        batch, single = spaces.batch(observations, self.view.settings)
+        actions = rescale(spaces.action)(np.array(self.view.evaluation(batch)))
+        return actions[0] if single else actions
 
 
 class Callbacks:
