@@ -49,14 +49,20 @@ def gflop(agent: Strategy, spec: Spec, batch_size: int, updates: int) -> float:
     return sum(p.flop for p in found) / 1e9
 
 
-@cache
-def dimensions(env: str, args: tuple) -> tuple[tuple[int, ...], int]:
+Dimensions = tuple[tuple[int, ...], int]
+_known: dict[tuple[str, str], Dimensions] = {}  # by name and arguments as text, which may hold lists and tables
+
+
+def dimensions(env: str, args: tuple) -> Dimensions:
     """Shape of an observation, without pixels, and the number of actions."""
-    made = envs.make(env.removeprefix(PIXELS), env_args=args)
-    try:
-        return made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,return-value]
-    finally:
-        made.close()
+    key = (env.removeprefix(PIXELS), repr(args))
+    if key not in _known:
+        made = envs.make(key[0], env_args=args)
+        try:
+            _known[key] = made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,assignment]
+        finally:
+            made.close()
+    return _known[key]
 
 
 def cost(run: SuiteRun) -> Cost | None:
