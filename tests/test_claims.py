@@ -306,6 +306,14 @@ def test_a_dry_run_tells_hours_and_memory(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_knows_environments_with_nested_arguments_and_names_with_commas(tmp_path, capsys):
+    chosen = ["--envs", "maze,mountain car, action cost", "--algos", "sac,maxinfo-sac, paired weight,sac, pink noise"]
+    assert cli.main(["reproduce", "hard-exploration", *chosen, "--dry-run", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "sac on maze: 5 ×" in said and "sac, pink noise on mountain car, action cost: 5 ×" in said
+    assert "20 runs:" in said  # the paired weight has no cell on these two
+
+
 def test_cost_counts_what_an_update_multiplies():
     suite = parse_suite({"algorithms": ["sac"], "environments": ["Pendulum-v1"], "settings": {"steps": 100_000}}, "x")
     (small,) = {cost(r) for r in suite.runs()}

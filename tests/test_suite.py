@@ -79,6 +79,15 @@ def test_scale_restriction_and_changes():
     assert other.runs()[0].settings.env_arg == (("time_limit_is_terminal", True),)
 
 
+def test_a_name_with_a_comma_is_one_name():
+    both = {"sac": {}, "sac, pink noise": {"algo": "sac", "action_noise": "pink"}, "redq": {}}
+    suite = parse(algorithms=both)
+    assert list(suite.restricted(["sac", " pink noise"]).algorithms) == ["sac, pink noise"]
+    assert list(suite.restricted(["sac", "redq"]).algorithms) == ["sac", "redq"]
+    with pytest.raises(BadInput, match="algorithm of this suite"):
+        suite.restricted(["redq", " pink noise"])
+
+
 def test_a_change_of_a_part_is_for_those_that_have_it():
     suite = parse(algorithms=["sac", "maxinfo-sac"])
     made = {r.algorithm: r.resolved[1] for r in suite.changed([("intrinsic.hidden", (8,)), ("base.lr", 1e-3)]).runs()}

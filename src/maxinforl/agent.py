@@ -689,10 +689,8 @@ def resume(
             return agent
         if env is None:
             envs.check_name(settings.env)
-        agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env)
-        if agent.spaces.differ_from(table["spaces"]):
         agent = Agent(settings, found.strategy, settings.env if env is None else env, eval_env, prior)
-        if agent.spaces.table() != table["spaces"]:
+        if agent.spaces.differ_from(table["spaces"]):
             raise BadInput(f"the environment has other observations or actions than the one of {path}: pass that one")
         report = lambda sentence: warnings.warn(sentence, stacklevel=4)
         shown = Progress(settings.steps, found.step or 0, quiet=not progress)

@@ -153,9 +153,13 @@ def in_slices(function: Callable[[Array], Array], images: Array) -> Array:
     """
     count, height, width = images.shape[:3]
     few = math.gcd(count, max(1, IN_CACHE // (height * width)))
-    if jax.default_backend() != "cpu" or few == count:
+    if few == count:
         return function(images)
-    return jax.lax.map(function, images.reshape(-1, few, *images.shape[1:])).reshape(count, -1)
+
+    def sliced(images: Array) -> Array:
+        return jax.lax.map(function, images.reshape(-1, few, *images.shape[1:])).reshape(count, -1)
+
+    return jax.lax.platform_dependent(images, cpu=sliced, default=function)
 
 
 def shifted(images: Array, key: Array) -> Array:
@@ -168,7 +172,7 @@ def shifted(images: Array, key: Array) -> Array:
 
 def in_turn(function: Callable) -> Callable:
     """On a CPU seeds are convolved one after the other: as groups of one convolution they take half as long again."""
-    return sequential_vmap(function) if jax.default_backend() == "cpu" else function
+    return partial(jax.lax.platform_dependent, cpu=sequential_vmap(function), default=function)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -26,7 +26,6 @@ from maxinforl.training.trainer import rows_for
 # Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
 # the paper's ensemble and 8.7 for 0.66 with the light one. Others are assumed to have SAC's time per FLOP.
 MS_PER_GFLOP = 12.1
-KNOWN: dict[str, tuple[tuple[int, ...], int]] = {}  # dimensions of environments that were built for them
 
 
 @dataclass(frozen=True)
@@ -53,20 +52,20 @@ def gflop(agent: Strategy, spec: Spec, batch_size: int, updates: int) -> float:
     return sum(p.flop for p in found) / 1e9
 
 
-def dimensions(env: str, args: tuple) -> tuple[tuple[int, ...], int]:
+Dimensions = tuple[tuple[int, ...], int]
+_known: dict[tuple[str, str], Dimensions] = {}  # by name and arguments as text, which may hold lists and tables
+
+
+def dimensions(env: str, args: tuple) -> Dimensions:
     """Shape of an observation, without pixels, and the number of actions."""
-    asked = repr((env, args))  # an argument may be a list of lists, which does not hash
-    if asked not in KNOWN:
-        KNOWN[asked] = _dimensions(env, args)
-    return KNOWN[asked]
-
-
-def _dimensions(env: str, args: tuple) -> tuple[tuple[int, ...], int]:
-    made = envs.make(env.removeprefix(PIXELS), env_args=args)
-    try:
-        return made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,return-value]
-    finally:
-        made.close()
+    key = (env.removeprefix(PIXELS), repr(args))
+    if key not in _known:
+        made = envs.make(key[0], env_args=args)
+        try:
+            _known[key] = made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,assignment]
+        finally:
+            made.close()
+    return _known[key]
 
 
 def cost(run: SuiteRun) -> Cost | None:

@@ -141,10 +141,26 @@ def merged(tables: Iterable[TomlTable]) -> dict[str, Any]:
 
 
 def choose_names(kind: str, patterns: Sequence[str], named: Mapping[str, TomlTable]) -> Mapping[str, TomlTable]:
+    patterns = with_commas(patterns, named)
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in named):
             raise unknown(kind, pattern, named)
     return {k: v for k, v in named.items() if matches(k, patterns)} if patterns else named
+
+
+def with_commas(parts: Sequence[str], named: Iterable[str]) -> list[str]:
+    """Parts of a list that was split at commas, those put together again that make a name which contains some.
+
+    >>> with_commas(["sac", " pink noise", "redq"], ["sac", "sac, pink noise"])
+    ['sac, pink noise', 'redq']
+    """
+    known, out, left = set(named), [], list(parts)
+    while left:
+        joined = [n for n in range(len(left), 1, -1) if ",".join(left[:n]).strip() in known]
+        taken = joined[0] if joined else 1
+        out.append(",".join(left[:taken]).strip())
+        left = left[taken:]
+    return out
 
 
 def _distinct(runs: Sequence[SuiteRun]) -> None:
