@@ -10,8 +10,8 @@ import pytest
 
 import maxinforl
 from deploy_helpers import TINY, Arm, Camera, made, only_numpy, scrambled
-from maxinforl import cli, deploy
-from maxinforl.deploy import bundle, runner
+from maxinforl import cli, deploy, runner
+from maxinforl.deploy import bundle
 from maxinforl.errors import BadInput, RunFailed
 
 
@@ -109,7 +109,7 @@ def test_export_does_not_need_the_environment(monkeypatch):
         raise ConnectionError("the robot is switched off")
 
     monkeypatch.setattr(Arm, "__init__", absent)
-    assert deploy.contract.env_facts(agent) == ([{"name": "observation", "size": 5}], None)
+    assert deploy.contract.env_facts(agent) == (ARM, None)
 
 
 class Clock(Arm):

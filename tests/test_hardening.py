@@ -681,7 +681,7 @@ def bundle(tmp_path_factory, finished) -> Path:
 )
 def test_a_bundle_that_was_changed_is_refused_with_a_value_error(tmp_path, bundle, seals):
 
-    from maxinforl.deploy.runner import Policy, checksum
+    from maxinforl.runner import Policy, checksum
 
     copy = tmp_path / "numpy"
     shutil.copytree(bundle, copy)
@@ -695,7 +695,7 @@ def test_a_bundle_that_was_changed_is_refused_with_a_value_error(tmp_path, bundl
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", "null", '{"format": 1}', "[" * 100_000])
 def test_a_contract_that_is_none_is_refused_with_a_value_error(tmp_path, bundle, text):
-    from maxinforl.deploy.runner import Policy
+    from maxinforl.runner import Policy
 
     copy = tmp_path / "numpy"
     shutil.copytree(bundle, copy)

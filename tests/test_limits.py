@@ -9,7 +9,7 @@ from gymnasium.spaces import Box
 
 import maxinforl
 from maxinforl.deploy import export
-from maxinforl.deploy.runner import Policy
+from maxinforl.runner import Policy
 
 
 class Cart(gym.Env):

@@ -1,4 +1,4 @@
-"""The agent step lowers for CUDA and TPU on a machine that has neither; what differs per platform differs in the text."""
+"""The agent step lowers for CUDA and TPU on a machine that has neither; the text shows what differs per platform."""
 
 from __future__ import annotations
 

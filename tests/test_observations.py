@@ -12,8 +12,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 import maxinforl
 from deploy_helpers import TINY, scrambled
-from maxinforl import cli, deploy, envs
-from maxinforl.deploy import bundle, runner
+from maxinforl import cli, deploy, envs, runner
+from maxinforl.deploy import bundle
 from maxinforl.deploy.policy_weights import learner_of
 from maxinforl.errors import BadInput
 
@@ -259,7 +259,7 @@ def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
     for vector in (flat, flat[:6]):
         np.testing.assert_array_equal(agent.predict(vector, deterministic=True)[0], expected)
     assert np.isfinite(agent.information_gain(row, expected))
-    with pytest.raises(BadInput, match="lacks its part arm.touch"):
+    with pytest.raises(BadInput, match=r"lacks its part arm\.touch"):
         agent.information_gain(seen_by_actor(row), expected)
     for to in ("numpy", "onnx"):
         if to == "onnx":
@@ -350,7 +350,7 @@ def test_a_callback_asks_with_the_environments_own_observation():
 
 
 def test_the_command_line_hides_parts(tmp_path, capsys):
-    gym.register("Samples-v0", Samples)
+    gym.register("Samples-v0", lambda **_: Samples())
     given = {"algo": "sac", "env": "Samples-v0", "steps": 8, "batch-size": 4, "learning-starts": 4, "eval-episodes": 0}
     flags = [text for name, value in given.items() for text in (f"--{name}", str(value))]
     run = ["train", *flags, "--set", "base.hidden=[8,8]", "--out", str(tmp_path / "run"), "--critic-only"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.spaces import Box
 
+from maxinforl import runner
 from maxinforl.core.types import Spec
 from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
@@ -66,10 +67,8 @@ class Spaces(NamedTuple):
 
     def gathered(self, observation: Any, parts: tuple[Part, ...], shape: tuple[int, ...]) -> Any:
         """The environment's own observation as the array that an agent reads; such an array passes as it is."""
-        from maxinforl.deploy.runner import gathered  # as bundles do: what they need imports this module
-
         try:
-            return gathered(observation, [part.table() for part in parts], shape)
+            return runner.gathered(observation, [part.table() for part in parts], shape)
         except ValueError as error:
             raise BadInput(str(error)) from None
 
@@ -117,8 +116,10 @@ def read_spaces(table: Any) -> Spaces:
 def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
     """Parts of an observation from a file, refused where they do not make up an array of this shape."""
     try:
-        read = lambda t: Part(*(tuple(t[n]) for n in ("path", "shape", "sizes", "starts")))
-        parts = tuple(read(table)._replace(critic_only=table["critic_only"] is True) for table in tables)
+        parts = tuple(
+            Part(tuple(t["path"]), tuple(t["shape"]), tuple(t["sizes"]), tuple(t["starts"]), t["critic_only"] is True)
+            for t in tables
+        )
         whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
             len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
         )

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maxinforl import files
+from maxinforl import files, runner
 from maxinforl.agent import Agent
-from maxinforl.deploy import runner
 from maxinforl.deploy.contract import contract
 from maxinforl.deploy.policy_weights import strides_of, weights_of
 from maxinforl.errors import BadInput, RunFailed, unknown

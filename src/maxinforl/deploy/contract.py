@@ -11,7 +11,7 @@ import maxinforl
 from maxinforl import envs
 from maxinforl.agent import Agent, env_options
 from maxinforl.deploy.policy_weights import learner_of, operations_of, strides_of
-from maxinforl.deploy.runner import FORMAT, checksum
+from maxinforl.runner import FORMAT, checksum
 from maxinforl.settings import title
 
 

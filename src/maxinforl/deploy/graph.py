@@ -10,8 +10,8 @@ import numpy as np
 
 from maxinforl.agent import Agent
 from maxinforl.deploy.policy_weights import operations_of, strides_of, weights_of
-from maxinforl.deploy.runner import gathered, with_arrays
 from maxinforl.errors import missing_extra
+from maxinforl.runner import gathered, with_arrays
 
 OPSET, IR = 18, 10  # old enough for every runtime of the last years
 
