@@ -200,6 +200,10 @@ def add_experiments(commands: Any) -> None:
     report.add_argument(
         "--threshold", type=float, metavar="RETURN", help="count steps to this return (default: halfway)"
     )
+    report.add_argument(
+        "--reference", nargs="?", const="public", metavar="FILE.csv",
+        help="public curves beside the runs, from a file (without a name: from those that are shipped)",
+    )  # fmt: skip
     report.add_argument("--png", action="store_true", help="also the figures as PNG, in figures/ beside the page")
     report.add_argument("--pdf", action="store_true", help="also the figures as PDF, in figures/ beside the page")
 
@@ -434,9 +438,10 @@ def report(args: argparse.Namespace) -> int:
 
     from maxinforl.experiments.report import export_figures, report
 
-    page = report(args.directories, args.out, args.threshold, Console())
+    page = report(args.directories, args.out, args.threshold, Console(), args.reference)
     formats = [name for name in ("png", "pdf") if getattr(args, name)]
-    figures = [path for name in formats for path in export_figures(args.directories, page.parent / "figures", name)]
+    folder = page.parent / "figures"
+    figures = [p for name in formats for p in export_figures(args.directories, folder, name, args.reference)]
     for path in [page, *figures]:
         print(f"wrote {path}")
     return DONE

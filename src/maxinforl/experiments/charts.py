@@ -37,6 +37,7 @@ class Line:
     low: FloatArray | None = None
     high: FloatArray | None = None
     dashed: bool = False
+    public: bool = False  # of a public file: few points, which are marked
 
 
 @dataclass(frozen=True)

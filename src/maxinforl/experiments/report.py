@@ -22,6 +22,7 @@ from maxinforl.experiments.charts import AGENT_STEPS, METRICS, STEPS, Chart, Lin
 from maxinforl.experiments.formatting import plural, print_problems
 from maxinforl.experiments.grouping import label_runs
 from maxinforl.experiments.read_runs import RunLogs, find_runs
+from maxinforl.experiments.reference import read_curves, with_reference
 from maxinforl.experiments.summary import ReportData, summarise
 from maxinforl.experiments.tables import TextTable
 from maxinforl.files import MiB, make_directory, printable, reading, write_atomic
@@ -43,7 +44,11 @@ Paths = Iterable[str | os.PathLike[str]]
 
 
 def report(
-    paths: Paths, out: str | os.PathLike[str], threshold: float | None = None, console: Console | None = None
+    paths: Paths,
+    out: str | os.PathLike[str],
+    threshold: float | None = None,
+    console: Console | None = None,
+    reference: str | os.PathLike[str] | None = None,
 ) -> Path:
     """Write an HTML report of runs.
 
@@ -52,6 +57,7 @@ def report(
       out: the file to write, or a directory for report.html.
       threshold: the return to which steps are counted; by default the middle of each task's range.
       console: prints what is missing, left out or not comparable, one line per kind.
+      reference: a CSV file of public curves to draw beside the runs, or "public" for the package's own.
 
     Returns:
       The file that was written.
@@ -59,7 +65,7 @@ def report(
     Example:
       >>> report(["results/mountain-car"], "report.html")  # doctest: +SKIP
     """
-    summary = _collect(paths, threshold)
+    summary = _collect(paths, threshold, reference)
     out = Path(out)
     with reading(out):
         out = out / "report.html" if out.is_dir() or not out.suffix else out
@@ -70,12 +76,16 @@ def report(
     return out
 
 
-def _collect(paths: Paths, threshold: float | None = None) -> ReportData:
+def _collect(
+    paths: Paths, threshold: float | None = None, reference: str | os.PathLike[str] | None = None
+) -> ReportData:
+    curves = None if reference is None else read_curves(reference)
     problems: list[str] = []
     runs = find_runs(paths, problems, METRICS)
     if not runs and problems:
         raise BadInput(f"none of the runs can be read: {problems[0]}")
-    return summarise(runs, problems, threshold)
+    summary = summarise(runs, problems, threshold)
+    return summary if curves is None else with_reference(summary, curves)
 
 
 def render(summary: ReportData) -> Iterator[str]:
@@ -249,7 +259,8 @@ def _charts(charts: Sequence[Chart]) -> list[dict[str, Any]]:
 
 def _line(line: Line, shared: bool) -> dict[str, Any]:
     arrays = {"x": None if shared else line.x, "y": line.y, "low": line.low, "high": line.high}
-    return {"label": line.label, **({"dashed": True} if line.dashed else {}), **_numbers(arrays)}
+    kind = {name: True for name in ("dashed", "public") if getattr(line, name)}
+    return {"label": line.label, **kind, **_numbers(arrays)}
 
 
 def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
@@ -260,20 +271,26 @@ def _numbers(arrays: Mapping[str, np.ndarray | None]) -> dict[str, str]:
 # --- figures for a paper --------------------------------------------------------------------------------------
 
 
-def export_figures(paths: Paths, out: str | os.PathLike[str], fmt: str = "pdf") -> list[Path]:
+def export_figures(
+    paths: Paths,
+    out: str | os.PathLike[str],
+    fmt: str = "pdf",
+    reference: str | os.PathLike[str] | None = None,
+) -> list[Path]:
     """Draw the charts of a report with Matplotlib.
 
     Args:
       paths: as for `report`.
       out: the directory to write to.
       fmt: png, pdf or svg.
+      reference: as for `report`.
 
     Returns:
       The files: one per tab (curves, profiles, exploration, states), or several if it has more than `PANELS` charts.
     """
     if fmt not in ("png", "pdf", "svg"):
         raise BadInput(f"figures can be written as png, pdf or svg, not '{printable(fmt)}'")
-    summary, written = _collect(paths), []
+    summary, written = _collect(paths, None, reference), []
     for tab in TABS:
         charts = [chart for chart in summary.charts if chart.tab == tab]
         for start in range(0, len(charts), PANELS):
@@ -299,6 +316,7 @@ def draw_charts(charts: Sequence[Chart], labels: Sequence[str], path: Path) -> P
             low, high = (line.y if bound is None else bound for bound in (line.low, line.high))
             name = "" if line.dashed else _text(labels[line.label])
             style = {"color": figures.colour(line.label), "linestyle": "--" if line.dashed else "-"}
+            style |= {"linestyle": ":", "marker": "o", "markersize": 3} if line.public else {}
             figures.band(ax, line.x, low, line.y, high, name, **style)
         ax.set(xlabel=chart.xlabel, ylabel=fill(chart.ylabel, 30), title=fill(_text(chart.title), 44))
         if chart.xlabel in (STEPS, AGENT_STEPS):
