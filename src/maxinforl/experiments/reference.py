@@ -97,7 +97,7 @@ def read_curves(path: str | os.PathLike[str]) -> list[PublicCurve]:
             raise BadInput(f"--reference {printable(path)} is not a file: name a CSV file, or leave the name out")
         if isinstance(where, Path) and where.stat().st_size > LIMIT:
             raise BadInput(f"--reference {printable(path)} is larger than {LIMIT // MiB} MiB")
-        lines = where.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = where.read_bytes().decode("utf-8", errors="replace").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     missing = [name for name in (*TEXTS, *NUMBERS) if name not in (rows.fieldnames or ())]
     if missing:
@@ -107,7 +107,7 @@ def read_curves(path: str | os.PathLike[str]) -> list[PublicCurve]:
         points.setdefault(tuple(row[name] or "" for name in TEXTS), []).append(_numbers(row, number, path))
     if not points:
         raise BadInput(f"{printable(path)} holds no curve: it has a header and no rows")
-    return [_curve(*key, np.array(sorted(found))) for key, found in points.items()]
+    return [_curve(*key, np.array(sorted(found))) for key, found in points.items()]  # type: ignore[call-arg]
 
 
 def _numbers(row: Mapping[str, Any], number: int, path: Any) -> list[float]:
