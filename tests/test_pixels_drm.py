@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import subjaxprs
 
 from core_helpers import close, fresh, leaves, quick, same
 from maxinforl.core import networks
@@ -207,6 +208,12 @@ def test_the_update_after_a_perturbation_is_ordinary(around):
     close(step(agent, state, 3), step(never, state, 3), rtol=1e-6, atol=1e-7)
 
 
+def equations(jaxpr, name: str) -> list:
+    """Every equation of this primitive, those of inner programs too."""
+    inner = [eqn for sub in subjaxprs(jaxpr) for eqn in equations(sub, name)]
+    return [eqn for eqn in jaxpr.eqns if eqn.primitive.name == name] + inner
+
+
 def test_a_perturbation_stays_conditional_when_seeds_are_mapped():
     """A `cond` on a mapped predicate becomes a `select`, which would initialise networks at every update."""
     agent = named("drm")
@@ -215,8 +222,10 @@ def test_a_perturbation_stays_conditional_when_seeds_are_mapped():
     data, now = jax.eval_shape(lambda: batches(3)), jax.eval_shape(clock)
     keys = jax.eval_shape(lambda: jax.random.split(KEY, 2))
     mapped = jax.vmap(lambda s, k, d, n: update(agent, s, d, k, n)[0], (0, 0, None, None))
-    text = str(jax.make_jaxpr(mapped)(states, keys, data, now))
-    assert text.count("cond[") == 1
+    program = jax.make_jaxpr(mapped)(states, keys, data, now).jaxpr
+    branches = [cond.params["branches"] for cond in equations(program, "cond")]
+    random = [pair for pair in branches if any(equations(branch.jaxpr, "random_bits") for branch in pair)]
+    assert len(random) == 1  # the others choose how to convolve
 
 
 # ------------------------------------------------------------ invariant 30: the noise
