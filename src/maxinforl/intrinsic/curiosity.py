@@ -12,11 +12,14 @@ from maxinforl.core.types import Latents
 from maxinforl.fields import later
 from maxinforl.intrinsic.ensemble import Ensemble, Model
 
+LEAST = 1e-6  # error in the logarithm
+
 
 @dataclass(frozen=True)
 class Curiosity(Ensemble):
     """Squared error of the mean prediction within a block, summed over blocks; needs the observed next state."""
 
+    log: bool = later(True, before=False)  # its logarithm: an error falls a hundredfold within 500 updates
     normalize: Standardize = later(
         Standardize(memory=5e3, floor=1e-6), before=Standardize()
     )  # an error decays within 100 updates
@@ -25,4 +28,5 @@ class Curiosity(Ensemble):
 
     def reward(self, model: Model, e: Latents) -> Array:
         mean = self.outcome(model, e.z, e.action)[0].mean(0)
-        return self.per_block(model, jnp.square(mean - model.outputs(self.target(model, model.inputs, e))))
+        error = self.per_block(model, jnp.square(mean - model.outputs(self.target(model, model.inputs, e))))
+        return jnp.log(LEAST + error) if self.log else error
