@@ -87,9 +87,10 @@ def test_a_normaliser_that_cannot_be_is_one_sentence(entry, value, says):
         resolve(Settings(algo="maxinfo-rnd-sac", set=((f"intrinsic.normalize.{entry}", float(value)),)))
 
 
-def spread_of(means: np.ndarray, rule: Standardize, size: int) -> np.ndarray:
+def spread_of(means: np.ndarray, rule: Standardize, size: int, log: bool = False) -> np.ndarray:
     """The standard deviation of each batch once it is normalised, for rewards whose spread follows their mean."""
     rewards = means[:, None] * np.random.default_rng(1).lognormal(-0.5, 1.0, (len(means), size))
+    rewards = np.log(1e-6 + rewards) if log else rewards
 
     def step(n: Normalizer, x: jax.Array) -> tuple[Normalizer, jax.Array]:
         n = n.update(x)
@@ -103,7 +104,8 @@ def spread_of(means: np.ndarray, rule: Standardize, size: int) -> np.ndarray:
 def test_a_decaying_reward_keeps_its_spread(name, ratio):
     """From 0.17 to 0.0085 within 6 000 steps, as on mountain car; the long memory loses most of it."""
     means = 0.17 * np.exp(-np.linspace(0, 3, 6000 * ratio))[:6000]
-    kept = spread_of(means, INTRINSICS[name].normalize, 256)[200:].reshape(-1, 100).mean(1)
+    intrinsic = INTRINSICS[name]
+    kept = spread_of(means, intrinsic.normalize, 256, getattr(intrinsic, "log", False))[200:].reshape(-1, 100).mean(1)
     assert kept.min() > 0.5 and kept.max() < 2
 
 
@@ -124,7 +126,8 @@ def test_logged_rewards_of_mountain_car_keep_their_spread(algo, ratio):
     steps, means = zip(*((line["step"], line[name]) for line in lines if line.get(name)))
     every = np.exp(np.interp(np.arange(steps[0], steps[-1], 1 / ratio), steps, np.log(means)))
     size = 512 if algo == "maxinfo-rnd-sac" else 256
-    kept = spread_of(every, algorithm(algo).intrinsic.normalize, size)
+    intrinsic = algorithm(algo).intrinsic
+    kept = spread_of(every, intrinsic.normalize, size, getattr(intrinsic, "log", False))
     running = np.convolve(kept[100:], np.ones(100) / 100, "valid")
     assert running.min() > 0.5 and running.max() < 2
 
@@ -303,8 +306,8 @@ def test_an_entry_that_a_file_lacks_means_what_was_done_before():
     for algo in ("eps-maxinfo-sac", "maxinfo-rnd-sac", "curiosity-sac"):
         agent = algorithm(algo)
         table = config.to_plain(agent)
-        for name in ("normalize", "aggregate"):
-            table["intrinsic"].pop(name)
+        for name in ("normalize", "aggregate", "log"):
+            table["intrinsic"].pop(name, None)
         for name in ("normalized", "explorer_alpha"):
             table.pop(name, None)
         old = config.from_file(table)

@@ -10,14 +10,12 @@ from jax import Array
 from maxinforl.core.normalizer import Standardize
 from maxinforl.core.types import Latents
 from maxinforl.fields import later
-from maxinforl.intrinsic.ensemble import Ensemble, Model
-
-LEAST = 1e-6  # error in the logarithm
+from maxinforl.intrinsic.ensemble import LEAST_ERROR, Ensemble, Model
 
 
 @dataclass(frozen=True)
 class Curiosity(Ensemble):
-    """Squared error of the mean prediction within a block, summed over blocks; needs the observed next state."""
+    """Squared error of the mean prediction in a block, summed over blocks; needs the observed next state."""
 
     log: bool = later(True, before=False)  # its logarithm: an error falls a hundredfold within 500 updates
     normalize: Standardize = later(
@@ -29,4 +27,4 @@ class Curiosity(Ensemble):
     def reward(self, model: Model, e: Latents) -> Array:
         mean = self.outcome(model, e.z, e.action)[0].mean(0)
         error = self.per_block(model, jnp.square(mean - model.outputs(self.target(model, model.inputs, e))))
-        return jnp.log(LEAST + error) if self.log else error
+        return jnp.log(LEAST_ERROR + error) if self.log else error

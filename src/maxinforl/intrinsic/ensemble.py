@@ -20,6 +20,7 @@ from maxinforl.fields import later
 from maxinforl.intrinsic.protocol import ScoresActions
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
+LEAST_ERROR = 1e-6  # added to a squared error or variance inside a logarithm
 AGGREGATES = ("mean", "sum", "blocks")
 
 
