@@ -294,6 +294,7 @@ def test_the_divisor_scales_with_rewards_and_holds_the_first_reward_after_zeros_
     assert np.isfinite(float(zeros.divisor()))
 
 
+@pytest.mark.slow
 def test_observations_stretched_and_shifted_change_nothing_once_they_are_normalised():
     base, data = small_base("simba"), batches()
     stretch, shift = jnp.array([2.0, 30.0, 0.5]), jnp.array([1.0, -40.0, 3.0])

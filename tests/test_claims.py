@@ -306,6 +306,7 @@ def test_a_dry_run_tells_hours_and_memory(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_knows_environments_with_nested_arguments_and_names_with_commas(tmp_path, capsys):
     chosen = ["--envs", "maze,mountain car, action cost", "--algos", "sac,maxinfo-sac, paired weight,sac, pink noise"]
     assert cli.main(["reproduce", "hard-exploration", *chosen, "--dry-run", "--out", str(tmp_path / "out")]) == 0

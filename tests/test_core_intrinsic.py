@@ -178,6 +178,7 @@ def test_statistics_contain_the_batch_before_it_is_normalised():
     np.testing.assert_allclose(trained.members.layers[-1].bias, 0.0, atol=1e-6)  # centred targets: no bias to learn
 
 
+@pytest.mark.slow
 def test_targets_of_states_and_of_latents():
     """[s' - s, r] on states; [z', e, r] with 50 + 32 + 1 = 83 numbers on pixels."""
     gain, e = InfoGain(**TINY), latents()

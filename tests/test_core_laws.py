@@ -115,6 +115,7 @@ def test_eipo_with_lambda_one_is_the_intrinsic_sum(base):
     alike((a.learner, a.scale), (b.mixed.learner, b.mixed.scale))
 
 
+@pytest.mark.slow
 def test_the_first_row_of_a_switch_is_the_base():
     plain, switch = descending("sac"), descending("sac", "eps")
     a, b = fresh(plain), fresh(switch)
@@ -218,6 +219,7 @@ def test_the_same_seed_lives_the_same_life(lives):
     assert same(one, two)
 
 
+@pytest.mark.slow
 def test_a_seed_among_others_is_that_seed_alone(lives):
     """Within 1e-5: a product of matrices with a seed axis may add in another order."""
     (alone, _), (state, actions, metrics), _ = lives

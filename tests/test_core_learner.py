@@ -70,6 +70,7 @@ def nothing(batch):
 # ------------------------------------------------------------ targets
 
 
+@pytest.mark.slow
 def test_the_gain_enters_the_target_inside_the_bracket():
     """y(alpha2) - y(0) = gamma m alpha2 I(s', a') exactly; with m = 0, y = r."""
     agent = MaxInfo(Spy(), DescentGain(), Fixed(0.7))
@@ -268,6 +269,7 @@ def test_acting_samples_the_policy():
     np.testing.assert_allclose(a, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_optimism_moves_only_the_behaviour():
     """Learning is SAC's bit for bit, sampling is shifted, and c = 0 is plain SAC sampling."""
     sac, oac = small("sac"), small("oac")
@@ -279,6 +281,7 @@ def test_optimism_moves_only_the_behaviour():
     assert np.abs(act(oac) - act(sac)).max() > 0.05
 
 
+@pytest.mark.slow
 def test_optimism_follows_the_learners_online_critics():
     """The shift points where the upper bound of the online critics grows."""
     agent = small("oac")
@@ -297,6 +300,7 @@ def test_optimism_follows_the_learners_online_critics():
 # ------------------------------------------------------------ REDQ
 
 
+@pytest.mark.slow
 def test_two_distinct_target_critics_per_update():
     """The minimum of two of four, never of one critic twice, one draw for the batch and for all channels."""
     base = Descent(critics=4, num_min_critics=2, channels=2)

@@ -226,6 +226,7 @@ def test_noise_starts_afresh_where_an_episode_ended_and_lanes_are_independent():
     assert abs(np.corrcoef(now[:, 0], now[:, 1])[0, 1]) < 0.15
 
 
+@pytest.mark.slow
 def test_noise_is_the_behaviours_alone():
     """The same update, the same deterministic action, other actions in training, and white is the agent of before."""
     plain = small("sac", "maxinfo")

@@ -48,9 +48,9 @@ ODD = [
 TEXT = [*b'[ ] { } " \' """ \\ . , = # \0 \xff e nan inf 0x'.split(), b"\n"]
 
 
-@pytest.fixture(params=[pytest.param(40, id="quick"), pytest.param(1, id="whole", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(40, id="quick"), pytest.param(3, id="more", marks=pytest.mark.slow)])
 def share(request) -> int:
-    """One in how many cases is tried."""
+    """One in how many cases is tried; benchmarks/fuzz.py tries tens of thousands."""
     return request.param
 
 

@@ -69,6 +69,7 @@ def test_only_a_cpu_convolves_a_batch_in_slices(platform):
     assert (whole in convolved(lowered("drqv2", platform))) == (platform != "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_only_a_cpu_convolves_seeds_one_after_the_other(platform):
     grouped = "feature_group_count = 2" in lowered("drqv2", platform, seeds=2)

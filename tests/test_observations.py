@@ -135,6 +135,7 @@ def test_an_agent_does_not_move_to_parts_in_another_order():
         agent.set_env(lambda: Samples(spaces.Dict([("b", box), ("a", box)])))
 
 
+@pytest.mark.slow
 def test_a_dict_of_one_vector_trains_as_the_vector(tmp_path):
     learned, plain = [], lambda: Samples(SPACES["vector"])
     inside = lambda: gym.wrappers.TransformObservation(plain(), lambda obs: {"x": obs}, SPACES["Dict of one"])
@@ -183,6 +184,7 @@ def test_damaged_parts_in_a_file_are_refused():
             maxinforl.spaces.read_spaces(table | {"observation_parts": parts})
 
 
+@pytest.mark.slow
 def test_evaluate_and_vector_environments_of_dicts():
     make = lambda: Samples(NESTED)
     agent = maxinforl.make("sac", make, set=TINY, batch_size=8, learning_starts=4)
@@ -194,6 +196,7 @@ def test_evaluate_and_vector_environments_of_dicts():
     assert trained.learn(12).predict(batched(NESTED, [NESTED.sample()] * 2))[0].shape == (2, 2)
 
 
+@pytest.mark.slow
 def test_a_goal_maze_of_gymnasium_robotics(tmp_path):
     robotics = pytest.importorskip("gymnasium_robotics")
     gym.register_envs(robotics)
@@ -272,6 +275,7 @@ def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
     assert contract["order"] == [{"name": "arm.angle", "size": 4}, {"name": "goal", "size": 2}]
 
 
+@pytest.mark.slow
 def test_the_normaliser_of_an_exported_actor_is_of_what_it_sees(tmp_path):
     agent = asymmetric("simba", set={}).learn(12)
     row = NESTED.sample()
@@ -281,6 +285,7 @@ def test_the_normaliser_of_an_exported_actor_is_of_what_it_sees(tmp_path):
     assert len(runner.read_contract(tmp_path / "b" / "contract.json")["normaliser"]["mean"]) == 6
 
 
+@pytest.mark.slow
 def test_an_asymmetric_agent_is_saved_and_resumed_bit_for_bit(tmp_path):
     make = lambda: Samples(NESTED)
     whole = asymmetric("maxinfo-sac", steps=24, save_every=12).learn(24, out=tmp_path / "whole")
@@ -304,6 +309,7 @@ class StopAt:
         return run.step < self.step
 
 
+@pytest.mark.slow
 def test_a_vector_environment_hides_parts_too():
     vector = SyncVectorEnv([lambda: Samples(NESTED)] * 2, autoreset_mode=AutoresetMode.DISABLED)
     tiny = {"set": TINY, "batch_size": 8, "learning_starts": 4, "eval_episodes": 0}
@@ -349,6 +355,7 @@ def test_a_callback_asks_with_the_environments_own_observation():
     assert asks.single.shape == (2,) and asks.batch.shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_the_command_line_hides_parts(tmp_path, capsys):
     gym.register("Samples-v0", lambda **_: Samples())
     given = {"algo": "sac", "env": "Samples-v0", "steps": 8, "batch-size": 4, "learning-starts": 4, "eval-episodes": 0}

@@ -60,6 +60,7 @@ def test_names_of_other_libraries_are_translated(name, sentence):
         maxinforl.make("sac", "Pendulum-v1", **{name: 1})
 
 
+@pytest.mark.slow
 def test_steps_per_second_leave_out_compilation(tmp_path, monkeypatch):
     advance = Trainer.advance
 

@@ -320,6 +320,7 @@ def test_an_episode_ends_where_the_next_row_does_not_go_on():
     assert np.allclose(far.reward, prior.reward[1:3].sum()) and np.allclose(far.next_obs, prior.next_obs[2])
 
 
+@pytest.mark.slow
 def test_every_batch_has_exactly_its_share():
     rows = filled()
     marked = replace(from_replay(rows, UNIT), reward=np.full(12, 1e6))
@@ -371,6 +372,7 @@ def test_statistics_begin_with_those_of_the_prior_data():
 # ------------------------------------------------------------ runs
 
 
+@pytest.mark.slow
 def test_no_share_is_the_agent_without_and_a_share_is_another(tmp_path):
     make("sac").learn(40).save_replay(tmp_path / "a.npz")
     none, zero, half = (
@@ -380,6 +382,7 @@ def test_no_share_is_the_agent_without_and_a_share_is_another(tmp_path):
     assert same(none, zero) and not same(none, half)
 
 
+@pytest.mark.slow
 def test_a_share_of_one_learns_from_the_prior_data_alone():
     program = Program(small("sac"), SPEC, batch_size=8, prior_rows=8)
     prior = replace(from_replay(filled(), UNIT), reward=np.full(12, 1e6))
@@ -387,6 +390,7 @@ def test_a_share_of_one_learns_from_the_prior_data_alone():
     assert batches.action.shape == (1, 8, SPEC.action) and (np.array(batches.one.reward) == 1e6).all()
 
 
+@pytest.mark.slow
 def test_prior_data_moves_to_the_limits_of_another_environment():
     prior = episodes(lengths=(20, 30), ends=("terminated", "truncated"))
     agent = make("sac", prior=prior, eval_episodes=0)
@@ -397,6 +401,7 @@ def test_prior_data_moves_to_the_limits_of_another_environment():
         agent.learn(5)
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_saved_comes_back_as_prior_data(tmp_path):
     """From two environments and a ring that has wrapped, with ends of both kinds and open episodes."""
     agent = make("sac", num_envs=2, capacity=50, eval_episodes=0).learn(120)
@@ -416,6 +421,7 @@ def test_a_replay_that_is_saved_comes_back_as_prior_data(tmp_path):
         make("sac").save_replay(tmp_path / "b.npz")
 
 
+@pytest.mark.slow
 def test_evaluation_episodes_are_saved_in_the_same_layout(tmp_path, capsys):
     make("sac").learn(20, out=tmp_path / "run")
     file = tmp_path / "demos.npz"
@@ -492,6 +498,7 @@ def test_the_compiled_loop_and_seeds_share_the_prior_data(tmp_path, monkeypatch)
     assert floats and all(np.allclose(together[f"agent/{k}"], one[k], atol=1e-4) for k in floats)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_with_the_data_it_began_with(tmp_path, monkeypatch, capsys, file):
     command = [*COMMAND, "--prior-data", str(file), "--out", str(tmp_path / "run")]
     with monkeypatch.context() as patch:

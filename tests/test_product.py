@@ -47,10 +47,10 @@ def shapes(tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["sac", "redq", "droq", "simba", "bro", "xqc"])  # one of each kind of state
-def test_every_state_is_stable_under_scan(base):
-    """Shape, dtype and weak type of every leaf are the same after an update, for the whole product; all can act."""
-    for parts in [p for p in PRODUCT if p[0] == base]:
+def test_every_state_is_stable_under_scan():
+    """Shape, dtype and weak type of every leaf are the same after an update, for all that SAC combines with; all can
+    act. The other bases are compiled below, where a state that changes is traced twice."""
+    for parts in [p for p in PRODUCT if p[0] == "sac"]:
         agent = known(parts, hidden=(8,))  # the shorter, the quicker to trace
         data = batches(agent.base.policy_delay, size=4)
         s = jax.eval_shape(lambda k, agent=agent: agent.init(k, SPEC), jax.random.key(0))

@@ -142,10 +142,8 @@ def interrupted(monkeypatch, at: int):
     [
         ("maxinfo-sac", []),
         ("eps-maxinfo-sac", ["--learning-starts", "30"]),
-        ("sac", ["--num-envs", "3"]),
-        ("sac", ["--env", "jax/pendulum-hanging", "--num-envs", "2", "--learning-starts", "30"]),
-        ("sac", ["--action-noise", "pink", "--num-envs", "2"]),
-        ("maxinfo-ddpg", ["--action-noise", "ou", "--env", "jax/pendulum-hanging"]),
+        ("sac", ["--action-noise", "pink", "--num-envs", "3"]),
+        ("maxinfo-ddpg", ["--action-noise", "ou", "--env", "jax/pendulum-hanging", "--num-envs", "2"]),
     ],
 )
 def test_resumed_equals_never_stopped(tmp_path, monkeypatch, algo, extra):
@@ -414,7 +412,7 @@ def test_a_loaded_agents_schedules_stay_where_they_were_planned(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["maxinfo-sac", "eipo-sac", "eps-maxinfo-sac", "maxinfo-rnd-sac"])
+@pytest.mark.parametrize("algo", ["eipo-sac", "maxinfo-rnd-sac"])
 def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
     """Of the newest 64 alone: recomputed from the replay's rows."""
     agent = make(algo, learning_starts=0, eval_episodes=0).learn(80)

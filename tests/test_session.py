@@ -547,6 +547,7 @@ def test_only_environments_that_the_agent_made_are_closed():
     assert Closing.closed == before + 1
 
 
+@pytest.mark.slow
 def test_the_states_of_all_environments_are_visited():
     agent = make("sac", num_envs=2, learning_starts=1000, eval_episodes=0, capacity=None).learn(100)
     seed, replay = agent.trainer.seeds[0], agent.trainer.state.replay
