@@ -6,8 +6,9 @@ A figure is a file in `suites/`: a suite, a kind of plot, and the paper's claims
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.resources import files as resources
 from pathlib import Path
@@ -21,10 +22,12 @@ from maxinforl.experiments import charts, figures, report, sweep, theory
 from maxinforl.experiments.claims import SPEED, Claim, Evidence, judge, parse_claims
 from maxinforl.experiments.formatting import plural
 from maxinforl.experiments.read_runs import RunLogs, read_run_logs
+from maxinforl.experiments.solved import markdown, solved_table
 from maxinforl.experiments.suite import Suite
 from maxinforl.experiments.suite_file import parse_suite
 from maxinforl.experiments.suite_runs import PlannedRun, plan
 from maxinforl.experiments.summary import summarise
+from maxinforl.experiments.tables import TextTable
 from maxinforl.experiments.verdicts import NOT_RUN, Verdict, verdict_table
 from maxinforl.training.directory import command_line, commit, logged_steps
 
@@ -43,6 +46,7 @@ class Figure:
     claims: Sequence[Claim]
     about: str = ""
     metrics: tuple[str, ...] = ()
+    thresholds: Mapping[str, float] = field(default_factory=dict)  # by environment: the return that solves it
 
 
 def figure_names() -> list[str]:
@@ -70,12 +74,16 @@ def parse_figure(name: str, table: Mapping[str, Any]) -> Figure:
     suite = parse_suite(table, name, also=("figure", "claims", "about"))
     own = table.get("figure", {})
     for key in own:
-        if key not in ("kind", "metrics"):
-            raise unknown("key in [figure]", key, ("kind", "metrics"))
+        if key not in ("kind", "metrics", "thresholds"):
+            raise unknown("key in [figure]", key, ("kind", "metrics", "thresholds"))
     if own.get("kind") not in KINDS:
         raise unknown("kind of figure", str(own.get("kind")), KINDS)
     found = parse_claims(table.get("claims", []), {r.label for r in suite.runs()}, suite.environments)
-    return Figure(name, suite, own["kind"], found, table.get("about", ""), tuple(own.get("metrics", ())))
+    thresholds = own.get("thresholds", {})
+    for env in thresholds:
+        if env not in suite.environments:
+            raise unknown("environment in [figure.thresholds]", env, suite.environments)
+    return Figure(name, suite, own["kind"], found, table.get("about", ""), tuple(own.get("metrics", ())), thresholds)
 
 
 def scaled(suite: Suite, scale: float) -> Suite:
@@ -162,8 +170,17 @@ def write(found: Figure, suite: Suite, planned: Sequence[PlannedRun], out: Path)
         draw_figure(found, runs, out, problems)
     missing = len(planned) - len(runs)
     problems += [f"{missing} of {len(planned)} runs are missing"] if missing else []
-    (out / "README.md").write_text(_readme(found, verdicts, reduced, problems, _source(planned, runs, out)))
+    tables = solved_tables(found, planned, runs)
+    (out / "README.md").write_text(_readme(found, verdicts, reduced, problems, _source(planned, runs, out), tables))
     return verdicts
+
+
+def solved_tables(found: Figure, planned: Sequence[PlannedRun], runs: Sequence[RunLogs]) -> list[TextTable]:
+    """Of every task with a threshold: a row per algorithm of the suite, run or not."""
+    seeds: dict[str, Counter[str]] = defaultdict(Counter)
+    for p in planned:
+        seeds[p.run.environment][p.run.label] += 1
+    return [solved_table(env, at, runs, seeds[env]) for env, at in found.thresholds.items() if env in seeds]
 
 
 def draw_figure(found: Figure, runs: Sequence[RunLogs], out: Path, problems: list[str]) -> None:
@@ -213,12 +230,22 @@ def _source(planned: Sequence[PlannedRun], runs: Sequence[RunLogs], out: Path) -
     return f"{len(runs)} of {len(planned)} runs" + (f", {reused} of them reused" if reused else "")
 
 
-def _readme(found: Figure, verdicts: Sequence[Verdict], reduced: str, problems: Sequence[str], source: str) -> str:
+def _readme(
+    found: Figure,
+    verdicts: Sequence[Verdict],
+    reduced: str,
+    problems: Sequence[str],
+    source: str,
+    tables: Sequence[TextTable] = (),
+) -> str:
     at = f" at commit `{found_commit[:10]}`" if (found_commit := commit()) else ""
     made = f"Made by `{command_line()}` with maxinforl {version('maxinforl')}{at} from {source}."
     lines = [f"# {found.name}", "", found.suite.title + ".", *([found.about] if found.about else []), "", made, ""]
     lines += [f"Reduced: {reduced}.", ""] if reduced else []
     lines += ["Missing or left out:", "", *(f"- {p}" for p in problems), ""] if problems else []
+    for table in tables:
+        lines += [f"## {table.title[0].upper()}{table.title[1:]}", "", markdown(table), ""]
+    lines += [tables[0].note, ""] if tables else []
     judged = [v for v in verdicts if v["verdict"] != NOT_RUN]
     rest = len(verdicts) - len(judged)
     lines += [f"{plural(rest, 'claim')} of {len(verdicts)} could not be judged by these runs."] if rest else []
