@@ -1,8 +1,10 @@
 """The tables of a suite whose tasks have thresholds: who solved them, when, and who was not run."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
+import maxinforl
 from maxinforl.errors import BadInput
 from maxinforl.experiments.log_files import Series
 from maxinforl.experiments.read_runs import RunLogs
@@ -52,3 +54,34 @@ def test_thresholds_are_of_the_suites_tasks():
     table["figure"]["thresholds"] = {"Pendulum-v2": 3}
     with pytest.raises(BadInput, match="did you mean 'Pendulum-v1'"):
         parse_figure("mine", table)
+
+
+class Rocker:
+    """Pushes the way the car rolls, which solves the mountain car without learning."""
+
+    def __init__(self, env: gym.Env, seed: int):
+        self.learned, self.seed = 0, seed
+
+    def learn(self, steps: int) -> None:
+        self.learned += steps
+
+    def predict(self, obs: np.ndarray, *, deterministic: bool) -> tuple[np.ndarray, None]:
+        assert deterministic and obs.ndim == 2
+        return np.where(obs[:, 1:] < 0, -1.0, 1.0) * min(0.8, self.learned / 2500), None
+
+
+def test_any_agent_is_evaluated_on_the_suites_grid(tmp_path):
+    made = []
+    maker = lambda env, seed: made.append(Rocker(env, seed)) or made[-1]
+    again = [maxinforl.benchmark(maker, "rocker", tmp_path, tasks=["mountain car"], seeds=[3]) for _ in range(2)]
+    assert [(rocker.seed, rocker.learned) for rocker in made] == [(3, 10_000)]  # what was run is not run again
+    (run,) = again[1]
+    assert (run.algo, run.env, run.seed, run.returns.step.tolist()) == ("rocker", "mountain car", 3, STEPS.tolist())
+    assert run.returns.value[0] > -1 and (run.returns.value[1:] > 90).all()
+    row = solved_table("mountain car", 90, [run], {"rocker": 1}).rows[0]
+    assert row[2] == "1" and row[-1] == "3: 2,500"
+
+
+def test_a_suite_without_thresholds_is_no_benchmark(tmp_path):
+    with pytest.raises(BadInput, match="choose hard-exploration"):
+        maxinforl.benchmark(Rocker, "rocker", tmp_path, suite="phase-plot")

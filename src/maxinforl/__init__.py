@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from maxinforl.algorithms import CATALOGUE
     from maxinforl.core.multiplier import Fixed, Tied, Tuned
     from maxinforl.errors import BadInput, RunFailed
+    from maxinforl.experiments.benchmark import benchmark
     from maxinforl.prior import Prior
     from maxinforl.prior_files import load_prior
 
 __all__ = ["CATALOGUE", "Agent", "BadInput", "Fixed", "Prior", "RunFailed", "Tied", "Tuned"]
-__all__ += ["load", "load_prior", "make", "resume"]
+__all__ += ["benchmark", "load", "load_prior", "make", "resume"]
 
 HOMES = {
     "agent": ("Agent", "load", "make", "resume"),
     "algorithms": ("CATALOGUE",),
     "core.multiplier": ("Fixed", "Tied", "Tuned"),
     "errors": ("BadInput", "RunFailed"),
+    "experiments.benchmark": ("benchmark",),
     "prior": ("Prior",),
     "prior_files": ("load_prior",),
 }
