@@ -49,7 +49,7 @@ def solved_table(task: str, threshold: float, runs: Iterable[RunLogs], planned: 
     rows = [_row(label, sorted((r for r in here if r.algo == label), key=lambda r: r.seed), threshold, seeds)
             for label, seeds in planned.items()]  # fmt: skip
     header = ["algorithm", "seeds", "solved", "median step [95 %]", "return of the last third", "step by seed"]
-    return TextTable(f"{task}, solved at {format_number(threshold)}", NOTE, header, rows)
+    return TextTable(f"{task}, solved at {threshold:g}", NOTE, header, rows)
 
 
 def _row(label: str, runs: Sequence[RunLogs], threshold: float, seeds: int) -> list[str]:
