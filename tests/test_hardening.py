@@ -537,7 +537,7 @@ def test_a_run_that_another_sweep_began_first_is_waited_for(tmp_path, monkeypatc
 def test_a_report_of_runs_beyond_each_others_end(tmp_path, capsys):
     from test_report import write_run
 
-    write_run(tmp_path / "runs/a", "sac", upto=3)
+    write_run(tmp_path / "runs/a", "sac")  # finished before the first evaluation of the other
     write_run(tmp_path / "runs/b", "maxinfo-sac")
     path = tmp_path / "runs/b/eval.csv"
     head, *rows = path.read_text().splitlines()
