@@ -227,6 +227,8 @@ def steps_to_threshold(steps: ArrayLike, curves: ArrayLike, threshold: float, ho
 
 def median_steps(hits: Hits, resamples: int = 2000, seed: int = 0, confidence: float = 0.95) -> MedianSteps:
     """Kaplan-Meier (lower) median with a bootstrap interval; a run that stopped early is censored, not a failure."""
+    if not len(hits.step):
+        return MedianSteps(np.nan, np.nan, np.nan, 0, 0.0, 0)
     median = _kaplan_meier_median(hits.step[None], hits.reached[None])[1]
     lows, highs = _bootstrap_medians(hits, resamples, np.random.default_rng(seed))
     n = len(hits.step)
@@ -243,6 +245,8 @@ def ratio_of_medians(
     the division, so the interval is valid whatever the censored runs would have done. The value is the ratio if both
     medians exist, 0 or inf if only one does, NaN if neither does.
     """
+    if not (len(hits.step) and len(baseline.step)):
+        return Estimate(np.nan, np.nan, np.nan, 0)
     generator = np.random.default_rng(seed)
     x, y = (_kaplan_meier_median(h.step[None], h.reached[None])[1] for h in (hits, baseline))
     (lows_x, highs_x), (lows_y, highs_y) = (_bootstrap_medians(h, resamples, generator) for h in (hits, baseline))

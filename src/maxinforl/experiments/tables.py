@@ -100,6 +100,8 @@ def _ratio(point: st.Estimate) -> str:
 
 
 def _median(point: st.MedianSteps) -> str:
+    if math.isnan(point.value):
+        return "–"
     if math.isfinite(point.value):
         return _estimate(point)
     return f"> {format_number(point.horizon)} ({point.n - point.censored} of {point.n} reached it)"
