@@ -12,11 +12,12 @@ import jax
 from jax import Array
 
 from maxinforl.core.actor_critic import ActorCritic, Learner, own
+from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.normalizer import Normalizer, Standardize
-from maxinforl.core.types import Batch, Clock, Latents, Metrics, Spec
+from maxinforl.core.types import Batch, Clock, Imagination, Latents, Metrics, Spec
 from maxinforl.errors import BadInput
-from maxinforl.intrinsic import InfoGain, IntrinsicReward, MeasuresError, ScoresActions
+from maxinforl.intrinsic import Ensemble, InfoGain, IntrinsicReward, MeasuresError, ScoresActions
 
 
 class StrategyState(Protocol):
@@ -135,6 +136,30 @@ class Intrinsic(Strategy[M]):
                 f"{type(self).__name__} scores actions that were never taken, and {type(self.intrinsic).__name__} does "
                 "not implement score(): choose info-gain, disagreement or rnd"
             )
+        if self.imagines:
+            self.check_imagination()
+
+    @property
+    def imagines(self) -> bool:
+        """Whether the intrinsic model imagines rows of the critics' batches."""
+        return isinstance(self.intrinsic, Ensemble) and self.intrinsic.model_rows.share > 0
+
+    def check_imagination(self) -> None:
+        assert isinstance(self.intrinsic, Ensemble)
+        if not isinstance(self.base.encoder, States):
+            raise BadInput(
+                "--model-share imagines observations that are vectors, and this base has an encoder: leave it out, or "
+                "choose a base that learns from states, such as sac"
+            )
+        if self.base.of_critic.batch_norm and not self.intrinsic.model_rows.batch_norm:
+            raise BadInput(
+                "imagined rows would enter the batch norm of this base's critics: leave out --model-share, or allow it "
+                "with --set intrinsic.model_rows.batch_norm=true"
+            )
+
+    def imagination(self, s: M, latents: Latents, clock: Clock) -> Imagination | None:
+        """The rows of the task's critics that the intrinsic model imagines."""
+        return self.intrinsic.imagination(s.model, latents, clock) if isinstance(self.intrinsic, Ensemble) else None
 
     def init_model(self, key: Array, spec: Spec) -> Any:
         return self.intrinsic.init(jax.random.fold_in(key, MODEL), self.base.encoder.latents(spec))
