@@ -27,7 +27,6 @@ from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian
 from maxinforl.core.types import PLAIN, Backup, Batch, Clock, Improvement, Latents, Metrics, Shaping, ShapingFn, Spec
 
-
 IMAGINED = 2  # folded into a critic step's key for the actions of imagined rows, beyond the keys it splits off
 
 

@@ -23,8 +23,8 @@ class CriticRows(NamedTuple):
     latents: Latents
     shaping: Shaping
     real: int
-    weight: Array | None = None  # of each row's loss, [channels, 1, rows]; None: all are real and count alike
-    metrics: Metrics = {}
+    weight: Array | None  # of each row's loss, [channels, 1, rows]; None: all are real and count alike
+    metrics: Metrics
 
     def mean(self, loss: Array) -> Array:
         """The mean of a loss [channels, critics, rows] over rows by weight and over critics, summed over channels."""
@@ -43,7 +43,7 @@ def critic_rows(batch: Batch, latents: Latents, shaping: Shaping, policy: Callab
         policy: observations -> fresh actions.
     """
     if shaping.imagination is None:
-        return CriticRows(batch, latents, shaping, batch.action.shape[0])
+        return CriticRows(batch, latents, shaping, batch.action.shape[0], None, {})
     count, outcome = shaping.imagination
     action = policy(batch.obs[-count:])
     found = stop_gradient(outcome(batch.obs[-count:], action))
