@@ -8,7 +8,7 @@ from maxinforl.experiments.read_runs import RunLogs, find_runs
 from maxinforl.experiments.statistics import area_under_curve, difference
 
 HERE = Path(__file__).parent
-ARMS = ("maxinfo-sac", "maxinfo-sac_share-0.05")  # folders, as `sweep` names them
+ARMS = ("maxinfo-sac", "maxinfo-sac-share-0.05")  # folders, as `sweep` names them
 
 
 def area(run: RunLogs) -> float:
