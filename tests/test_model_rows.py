@@ -101,6 +101,7 @@ def agent_of(*names, **base):
 SLOW = [
     pytest.param(("bro", "maxinfo"), {}, marks=pytest.mark.slow),
     pytest.param(("xqc", "maxinfo"), {}, marks=pytest.mark.slow),
+    pytest.param(("crossq", "maxinfo"), {}, marks=pytest.mark.slow),
     pytest.param(("simba", "sum"), {}, marks=pytest.mark.slow),
     pytest.param(("sac", "eipo"), {}, marks=pytest.mark.slow),
 ]
