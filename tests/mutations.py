@@ -91,6 +91,17 @@ XQC = f"{BASES}::test_an_update_matches_the_equations"
 SEEN = f"{BASES}::test_statistics_are_of_what_is_acted_on_and_the_last_reward_belongs_to_its_episode"
 AFRESH = f"{BASES}::test_a_reset_begins_afresh_but_for_what_was_observed"
 
+ROWS = "tests/test_model_rows.py"
+PERFECT = f"{ROWS}::test_a_perfect_model_teaches_what_was_lived"
+GATES = f"{ROWS}::test_weights_fall_with_disagreement_and_every_gate_shuts"
+RECORD = f"{ROWS}::test_the_record_is_of_batches_before_the_members_train_on_them"
+LEFT_OUT = f"{ROWS}::test_rows_whose_real_transition_ended_and_intrinsic_channels_are_left_out"
+BEYOND = f"{ROWS}::test_rewards_and_bonuses_beyond_the_real_ones_are_clipped"
+SHUT = f"{ROWS}::test_behind_a_shut_gate_the_critics_learn_from_the_real_rows_alone"
+UNSEEN = f"{ROWS}::test_everything_but_the_critic_learns_from_the_batch_as_it_was_sampled"
+THROUGH_CRITIC = f"{ROWS}::test_the_actor_depends_on_imagined_rows_through_the_critic_alone"
+WEIGHTED = f"{ROWS}::test_the_loss_is_the_weighted_mean_of_the_rows"
+
 CORE = [
     # ------------------------------------------------------------ targets
     m("gamma around the reward as well", "bellman", "_b._r + _b._d * _f(_v)", "_b._d * (_b._r + _f(_v))", SAC),
@@ -105,7 +116,7 @@ CORE = [
     m("target action from the target policy", "ActorCritic.successor",
       "_pi(_s._p._a, _i, _t)", "_pi(_s.target._a, _i, _t)", SAC),
     m("gradient through the target", TARGET, "stop_gradient(_x)", "_x", f"{LEARNER}::test_targets_are_constants"),
-    m("loss summed over critics", CRITIC, "_e.mean((1, 2)).sum()", "_e.mean(2).sum()", SAC),
+    m("loss summed over critics", "CriticRows.mean", "_e.mean((1, 2)).sum()", "_e.mean(2).sum()", SAC),
     # ------------------------------------------------------------ target networks
     m("stale target critic", CRITIC, "replace(_s._t, _k=_f(_o, _n, _tau))", "_s._t", SAC),
     m("target critic lags one update more", CRITIC,
@@ -254,7 +265,8 @@ ALGORITHMS = [
     m("curiosity in raw units", "Curiosity.reward", "jnp.square(_m - _f(_t))", "jnp.square(_m - _t)",
       f"{INTRINSIC}::test_curiosity_of_a_case_made_by_hand"),
     m("the random network is trained", "Ensemble.update",
-      "replace(_m, **__k)", "replace(_m, frozen=jax.tree.map(lambda x: 0.999 * x, _m.frozen), **__k)",
+      "replace(_m, members=_n, **__k)",
+      "replace(_m, frozen=jax.tree.map(lambda x: 0.999 * x, _m.frozen), members=_n, **__k)",
       f"{INTRINSIC}::test_the_random_network_is_never_trained_and_its_predictors_come_to_agree"),
     # ------------------------------------------------------------ MaxInfo
     m("the actor standardises with old statistics", MAXINFO_ACTOR,
@@ -453,7 +465,44 @@ PIXELS = [
       "_s._f[_l] = np.concatenate([_n] * _k, -1)", "_s.push(_l, _n)", STACKED),
 ]  # fmt: skip
 
-MUTATIONS = CORE + ALGORITHMS + PIXELS
+IMAGINED = [
+    # ------------------------------------------------------------ rows that the ensemble imagines
+    m("the replayed action in place of a fresh one", "with_imagined",
+      "with_last(_b.action, _a)", "_b.action", PERFECT),
+    m("one step with the discount of several", "with_imagined",
+      "_b.gamma[-_n:]", "_b.task.discount[-_n:]", PERFECT),
+    m("n-step rows keep their real returns", "with_imagined", "None if _b is None else _f(_b)", "_b", PERFECT),
+    m("critics learn from the sampled rows", CRITIC, "_r.batch.action", "_b.action", PERFECT,
+      given="_l = _s.latents(_self, _b, _f)"),
+    m("the actor and the model see imagined rows", CRITIC,
+      "(_s, _m | _r.metrics, _l)", "(_s, _m | _r.metrics, _r.latents)", UNSEEN, THROUGH_CRITIC),
+    m("imagined rows in the metrics", CRITIC, "_raw[:, :, : _r.real]", "_raw", SHUT),
+    m("divided by all rows", "CriticRows.mean", "(_w * _l).sum(2) / _w.sum(2)", "(_w * _l).mean(2)", WEIGHTED, SHUT),
+    m("weights left out", "CriticRows.mean", "(_w * _l).sum(2)", "_l.sum(2)", WEIGHTED, SHUT),
+    m("rows count though the episode ended", "row_weights", "jnp.where(_e, 0.0, _w)", "_w", LEFT_OUT),
+    m("imagined rows in an intrinsic channel", "row_weights", "jnp.zeros_like(_w)", "_w", LEFT_OUT),
+    m("a bonus beyond the real ones", "shaping_of", "jnp.clip(_v, _low, _high)", "_v", BEYOND),
+    m("own successors in place of shared ones", "shaping_of",
+      "_o.next_obs is _b.task.next_obs", "_o.next_obs is not _b.task.next_obs", PERFECT),
+    m("a reward beyond the real ones", "Ensemble.imagination", "jnp.clip(_r, *_x)", "_r", BEYOND),
+    m("the change as the next state", "Ensemble.imagination", "_z + _c", "_c", PERFECT),
+    m("one member in place of their mean", "Ensemble.imagination", "_m.mean(0)", "_m[0] * 0.9", PERFECT),
+    m("normalised outputs as they are", "Normalizer.inverse", "_x * stop_gradient(_s)", "_x", PERFECT),
+    m("no start", "ModelRows.weight", "_u >= _s.start", "_u >= 0", GATES),
+    m("the state's error alone", "ModelRows.weight", "(_e <= _m).all()", "(_e <= _m)[0]", GATES),
+    m("the reward's error alone", "ModelRows.weight", "(_e <= _m).all()", "(_e <= _m)[1]", GATES),
+    m("terminations are ignored", "ModelRows.weight", "_r.terminated <= _m", "True", GATES),
+    m("disagreement does not gate", "ModelRows.weight", "_u <= _s.most_disagreement", "True", GATES),
+    m("disagreement does not weigh", "ModelRows.weight", "1 / (1 + _u)", "jnp.ones_like(_u)", GATES),
+    m("the record starts with trust", "TrackRecord.__init__", "jnp.ones(2, _t)", "jnp.zeros(2, _t)", GATES, RECORD),
+    m("the record forgets its past", "TrackRecord.after", "MEMORY * _o + (1 - MEMORY) * _n", "_n", RECORD),
+    m("the range of the newest rewards alone", "TrackRecord.reward_range",
+      "jnp.minimum(_s.low, _r.min())", "_r.min()", RECORD),
+    m("a shut gate hides what is not finite", "CriticRows.mean", "_w * _l", "jnp.where(_w > 0, _w * _l, 0.0)",
+      f"{ROWS}::test_a_model_that_is_not_finite_is_not_hidden_by_a_gate"),
+]  # fmt: skip
+
+MUTATIONS = CORE + ALGORITHMS + PIXELS + IMAGINED
 
 
 def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:

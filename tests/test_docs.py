@@ -108,7 +108,7 @@ def resolves(parts: list[str]) -> bool:
 def known_metrics() -> set[str]:
     """Every metric that the source names."""
     text = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    return set(re.findall(r'"((?:train|explore|rollout|time|eval)/[a-z0-9_]+)"', text)) - {"explore/info"}
+    return set(re.findall(r'"((?:train|explore|model|rollout|time|eval)/[a-z0-9_]+)"', text)) - {"explore/info"}
 
 
 def test_every_public_name_is_documented():

@@ -128,7 +128,7 @@ TRAIN = [
     (["--set", "base.num_min_critics=3"], "critics"),
     (["--algo", "sac", "--set", "intrinsic.lr=1e-3"], "intrinsic"),
     # flags
-    (["--model-share", "3"], "unknown flag '--model-share'\n"),
+    (["--model-share", "3"], "from 0 to below 1"),
     (["--stpes", "5"], "did you mean '--steps'"),
     (["--steps"], "expected one argument"),
     (["stray"], "stray"),

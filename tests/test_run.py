@@ -423,7 +423,9 @@ def test_the_error_on_recent_transitions_is_that_of_the_model(algo):
     z, next_z = (np.array(replay.obs)[0, newest + i] for i in (0, 1))
     action, reward = np.array(replay.action)[0, newest], np.array(replay.reward)[0, newest]
     error = strategy.intrinsic.error(state.agent.model, Latents(z, action, reward, next_z, np.zeros((64, 0))))
-    assert float(agent.trainer.program.recent_error(state)) == pytest.approx(float(error), rel=1e-5)
+    assert float(agent.trainer.program.recent_error(state)["explore/recent_error"]) == pytest.approx(
+        float(error), rel=1e-5
+    )
     assert float(error) > 0
 
 

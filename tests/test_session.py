@@ -83,6 +83,7 @@ OTHER = {
     "preset": ({"algo": "oac", "learning_starts": None}, "none"),
     "prior_data": ({}, "prior.npz"),
     "prior_share": ({"prior_data": "prior.npz"}, 0.25),
+    "model_share": ({"algo": "maxinfo-sac"}, 0.5),
     "image_size": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 20),
     "frame_stack": ({"algo": "drq", "env": "pixels/Ramp-v0"}, 2),
     "critic_only": ({"env": two_parts}, "time"),

@@ -248,6 +248,20 @@ def with_weight(agent: Strategy, weight: str | float) -> Strategy:
     return replace(agent, weight=replace(fresh, **kept))
 
 
+def with_model_share(agent: Strategy, share: float) -> Strategy:
+    """The agent whose ensemble imagines so much of every critic batch."""
+    ensemble = getattr(agent, "intrinsic", None)
+    if isinstance(ensemble, Ensemble):
+        rows = replace(ensemble.model_rows, share=float(share))
+        return replace(agent, intrinsic=replace(ensemble, model_rows=rows))  # type: ignore[call-arg]
+    if share:
+        raise BadInput(
+            "--model-share is imagined by the ensemble of an intrinsic reward, and this agent has none: choose one "
+            "such as maxinfo-sac, or leave it out"
+        )
+    return agent
+
+
 def with_action_noise(agent: Strategy, noise: str) -> Strategy:
     """The agent with white or correlated noise in its behaviour."""
     return replace(agent, base=replace(agent.base, action_noise=ACTION_NOISES[noise]))

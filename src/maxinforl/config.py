@@ -25,7 +25,7 @@ from maxinforl.errors import BadInput, unknown
 from maxinforl.explore import eipo, intrinsic_sum, maxinfo, strategy, switch
 from maxinforl.fields import BEFORE
 from maxinforl.files import printable
-from maxinforl.intrinsic import curiosity, disagreement, info_gain, rnd
+from maxinforl.intrinsic import curiosity, disagreement, info_gain, model_rows, rnd
 
 MOST_ENTRIES = 32  # of a list, such as the layers of a network
 WIDEST = 65_536
@@ -41,7 +41,7 @@ MOST: dict[str, int] = {  # by name of an entry; any other count is below 2**31
 def registry() -> dict[str, type]:
     """Every class a configuration may name."""
     modules = (action_noise, actor_critic, architectures, encoders, heads, multiplier, normalizer, plasticity, policies)
-    modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, rnd)
+    modules += (eipo, intrinsic_sum, maxinfo, strategy, switch, curiosity, disagreement, info_gain, model_rows, rnd)
     found = [thing for module in modules for thing in vars(module).values()]
     return {c.__name__: c for c in found if isinstance(c, type) and is_dataclass(c) and _ours(c)}
 

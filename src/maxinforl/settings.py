@@ -16,6 +16,7 @@ from maxinforl.algorithms import (
     compose,
     recipe,
     with_action_noise,
+    with_model_share,
     with_uncertainty,
     with_weight,
 )
@@ -117,6 +118,9 @@ class Settings:
     prior_share: float | None = option(
         None, "share of every batch that comes from the prior data (default: 0.5)", learning=True
     )
+    model_share: float | None = option(
+        None, "share of every critic batch that the ensemble imagines (default: 0)", fixed=True, implied=True
+    )
     image_size: int = option(84, "side of rendered images", least=1, most=2048, fixed=True, env=True, task=True)
     frame_stack: int = option(3, "frames per image observation", least=1, most=64, fixed=True, task=True)
     critic_only: str | None = option(
@@ -210,6 +214,8 @@ class Settings:
             raise BadInput(f"{flag('action_cost')} must be a number that is not negative, not {self.action_cost}")
         if self.prior_share is not None and not 0 <= self.prior_share <= 1:
             raise BadInput(f"{flag('prior_share')} must be a share from 0 to 1, not {self.prior_share}")
+        if self.model_share is not None and not 0 <= self.model_share < 1:
+            raise BadInput(f"{flag('model_share')} must be a share from 0 to below 1, not {self.model_share}")
         if self.stop_at is not None and not abs(self.stop_at) < float("inf"):
             raise BadInput(f"{flag('stop_at')} must be a finite return, not {self.stop_at}")
         if self.eval_episodes == 0 and (self.stop_at is not None or self.video):
@@ -437,6 +443,7 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
         if path == "base.hidden" and agent.base.critic_net is not None and agent.base.actor_net is not None:
             raise BadInput(f"base.hidden is of dense layers, and {base} has others: set base.critic_net.width")
         agent = config.override(agent, path, value)
+    agent = agent if settings.model_share is None else with_model_share(agent, settings.model_share)
     chosen = from_base(agent.base, settings) | chosen
     settings = replace(settings, algo=algo or None, **{k: v for k, v in chosen.items() if getattr(settings, k) is None})
     if settings.prior_data is not None and settings.prior_share is None:
@@ -444,6 +451,7 @@ def resolve(settings: Settings, parts: dict[str, Any] | None = None) -> tuple[Se
     check_updates(settings)
     prior_rows(settings)
     check_batch(settings, agent)
+    check_model_rows(settings, agent)
     return settings, with_start(with_discount(agent, settings), settings)
 
 
@@ -479,6 +487,14 @@ def with_start(agent: Strategy, settings: Settings) -> Strategy:
 def check_batch(settings: Settings, agent: Strategy) -> None:
     if settings.batch_size == 1 and (agent.base.of_critic.batch_norm or agent.base.of_actor.batch_norm):
         raise BadInput("batch norm needs more than one transition per update: raise --batch-size")
+
+
+def check_model_rows(settings: Settings, agent: Strategy) -> None:
+    """A share of the batch that is imagined is at least a row, and not all of them."""
+    rows, size = getattr(getattr(agent, "intrinsic", None), "model_rows", None), settings.batch_size or 0
+    if rows is not None and rows.share and not 0 < rows.rows(size) < size:
+        what = "no row: raise one of them" if rows.rows(size) == 0 else "all of it, and none would be real: lower it"
+        raise BadInput(f"{flag('model_share')} {rows.share:g} of a batch of {size} is {what}")
 
 
 def has(tree: Any, path: str) -> bool:

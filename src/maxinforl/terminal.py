@@ -162,6 +162,7 @@ def describe(saved: Saved) -> None:
     which = f"seed {s.seed}" if alone else f"seeds {', '.join(map(str, seeds))} in one program"
     where = saved.directories[0] if alone else saved.directories[0].parent
     prior = f", {s.prior_share:.0%} of every batch from {s.prior_data}" if s.prior_data and s.prior_share else ""
+    prior += f", {s.model_share:.0%} of every critic batch imagined" if s.model_share else ""
     rest = f", {which}: {s.steps} steps{ensemble}, replay {memory:.1f} MB{prior} → {where}"
     say(Text.assemble((plain(title(s)), "bold"), " on ", (plain(s.env), "bold"), plain(rest)))
 

@@ -19,12 +19,15 @@ from maxinforl.core.architectures import FeedForward, Network
 from maxinforl.core.checks import check_learner
 from maxinforl.core.encoders import States
 from maxinforl.core.heads import Bellman, Categorical, Quantile, Scalar
+from maxinforl.core.model_rows import critic_rows
 from maxinforl.core.multiplier import Constant, Fixed, Multiplier, Tuned
 from maxinforl.core.networks import RELU_GAIN, apply_gradients, stacked
 from maxinforl.core.observers import BOUND, Moments, ReturnScale
 from maxinforl.core.plasticity import Dormant, perturbed
 from maxinforl.core.policies import Linear, NoisyDeterministic, Optimism, SquashedGaussian
 from maxinforl.core.types import PLAIN, Backup, Batch, Clock, Improvement, Latents, Metrics, Shaping, ShapingFn, Spec
+
+IMAGINED = 2  # folded into a critic step's key for the actions of imagined rows, beyond the keys it splits off
 
 
 class Actor(eqx.Module):
@@ -296,7 +299,8 @@ class ActorCritic:
         features = self.features(s, batch.obs) if features is None else features
         z = self.encoder.trunk(s.target.critic.trunk, features)
         next_z = self.encoder.trunk(s.target.critic.trunk, self.features(s, batch.one.next_obs))
-        return stop_gradient(Latents(z, batch.action, batch.one.reward, next_z, self.encoder.extra(features)))
+        extra, ended = self.encoder.extra(features), batch.one.discount < batch.gamma
+        return stop_gradient(Latents(z, batch.action, batch.one.reward, next_z, extra, ended))
 
     # ------------------------------------------------------------ policy evaluation
 
@@ -388,21 +392,25 @@ class ActorCritic:
     def critic_step(
         self, s: Learner, batch: Batch, key: Array, clock: Clock, shaping: ShapingFn = lambda _: PLAIN
     ) -> tuple[Learner, Metrics, Latents]:
-        """One step of all critics and the encoder; one pass over the observations serves the loss and the latents."""
+        """One step of all critics and the encoder; one pass over the observations serves the loss and the latents.
+
+        Where the shaping has an imagination, the last rows of what the critics learn from are imagined.
+        """
         k_target, k_dropout = jax.random.split(key)
         features, to_encoder = jax.vjp(lambda encoder: self.encoder.features(encoder, batch.obs), s.params.encoder)
         latents = self.latents(s, batch, features)
-        shaped = shaping(latents)
-        target = partial(self.td_target, s, batch, latents, k_target, clock, shaped)
+        policy = lambda obs: self.successor(s, obs, jax.random.fold_in(key, IMAGINED), clock).action
+        rows = critic_rows(batch, latents, shaping(latents), policy)
+        target = partial(self.td_target, s, rows.batch, rows.latents, k_target, clock, rows.shaping)
         before = None if self.targets_itself else target()
-        joined = self.joined(s, batch, k_target, clock, shaped)
+        joined = self.joined(s, rows.batch, k_target, clock, rows.shaping)
 
         def loss(critic, features):
-            inputs, rows = self.inputs(s, features), batch.action.shape[0]
-            raw, stats = self.evaluate(critic, s.stats.critic, inputs, batch.action, k_dropout, joined)
-            y = target(stop_gradient(raw[:, :, rows:])) if before is None else before
-            raw = raw if joined is None else raw[:, :, :rows]
-            return self.head.loss(raw, y[:, None]).mean((1, 2)).sum(), (raw, y, stats)
+            inputs, action = self.inputs(s, features), rows.batch.action
+            raw, stats = self.evaluate(critic, s.stats.critic, inputs, action, k_dropout, joined)
+            y = target(stop_gradient(raw[:, :, len(action) :])) if before is None else before
+            raw = raw if joined is None else raw[:, :, : len(action)]
+            return rows.mean(self.head.loss(raw, y[:, None])), (raw[:, :, : rows.real], y[:, : rows.real], stats)
 
         value_and_grad = jax.value_and_grad(loss, (0, 1), has_aux=True)
         (error, (raw, y, stats)), (by_critic, by_features) = value_and_grad(s.params.critic, features)
@@ -413,7 +421,7 @@ class ActorCritic:
         slow = replace(s.target, critic=polyak(s.target.critic, critic, self.tau))
         metrics = {"train/critic_loss": error, "train/q": self.head.mean(raw)[0].mean()} | self.head.metrics(y)
         s = replace(s, params=params, target=slow, value_opt=opt, stats=replace(s.stats, critic=stats))
-        return s, metrics, latents
+        return s, metrics | rows.metrics, latents
 
     def joined(self, s: Learner, batch: Batch, key: Array, clock: Clock, shaping: Shaping) -> Successor | None:
         """The successors of the target, which join the critics' own pass where batch norm wants both in one batch."""

@@ -54,6 +54,11 @@ class Normalizer(eqx.Module):
             is_leaf=lambda x: x is None,
         )
 
+    def inverse(self, x: Array) -> Array:
+        """What has the normal value `x`."""
+        scaled = x * stop_gradient(self.std)
+        return scaled + stop_gradient(self.mean) if self.rule.centre else scaled
+
     def __call__(self, x: Array) -> Array:
         if not self.rule.centre:
             return x / stop_gradient(self.std)

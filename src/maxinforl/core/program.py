@@ -165,7 +165,7 @@ class Program(StepFunctions):
 
     @cached_property
     def recent_error(self) -> Callable:
-        """state -> the intrinsic model's error on the newest transitions, asked for once per log line"""
+        """state -> metrics: the intrinsic model's error on the newest transitions, asked for once per log line"""
 
         def error(s: TrainState):
             return self.agent.recent_error(s.agent, s.replay.recent(RECENT, self.agent.base.gamma))

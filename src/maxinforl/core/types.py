@@ -77,6 +77,7 @@ class Latents(NamedTuple):
     reward: Array
     next_z: Array
     extra: Array  # zero width for states
+    ended: Array | None = None  # whether the transition terminated
 
 
 class LatentSpec(NamedTuple):
@@ -91,6 +92,22 @@ class LatentSpec(NamedTuple):
 Bonus = Callable[[Array, Array], tuple[Array, Any]]
 
 
+class Imagined(NamedTuple):
+    """What a model says follows states and actions, and how much each row counts beside a real one."""
+
+    reward: Array
+    next_obs: Array
+    weight: Array
+    disagreement: Array  # of the model's members, in normalised units
+
+
+class Imagination(NamedTuple):
+    """A model that writes the last `rows` of a critic's batch; `outcome` is (obs, action) -> Imagined."""
+
+    rows: int
+    outcome: Callable[[Array, Array], Imagined]
+
+
 class Shaping(NamedTuple):
     """How a strategy changes the losses of a learner."""
 
@@ -98,6 +115,7 @@ class Shaping(NamedTuple):
     weight: tuple[Any, ...] = (1.0,)  # how the actor weighs the channels
     entropy: int | None = 0  # the channel that carries the policy's entropy
     bonus: Bonus | None = None  # (z, a) -> (value, aux) on channel 0, differentiable in a
+    imagination: Imagination | None = None  # of a model that teaches the task's critics, too
 
 
 PLAIN = Shaping()

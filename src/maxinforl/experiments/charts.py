@@ -21,10 +21,13 @@ EXPLORATION = {
     "explore/alpha2": "information-gain temperature α2",
     "explore/intrinsic_weight": "EIPO's intrinsic weight 1/λ",
     "explore/info_gain": "information gain (dashed: target policy)",
+    "model/used": "imagined rows that counted",
+    "model/disagreement": "disagreement about imagined rows",
+    "model/recent_error_of_mean": "error of predicting the mean on new transitions (dashed: of the ensemble)",
 }
-METRICS = {"rollout/ep_rew_mean", "explore/info_gain_target", *EXPLORATION}  # all that a report reads
 Band = tuple[FloatArray, FloatArray, FloatArray]  # value, low, high
-DASHED = {"explore/info_gain": "explore/info_gain_target"}
+DASHED = {"explore/info_gain": "explore/info_gain_target", "model/recent_error_of_mean": "explore/recent_error"}
+METRICS = {"rollout/ep_rew_mean", *EXPLORATION, *DASHED.values()}  # all that a report reads
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from maxinforl.experiments.calibration import TOP_SHARE, Calibration, read_calib
 from maxinforl.experiments.formatting import format_number as fmt
 from maxinforl.experiments.log_files import Series
 from maxinforl.experiments.read_runs import RunLogs, read_run_logs
+from maxinforl.intrinsic.model_rows import ModelRows
 from maxinforl.settings import Settings, resolve
 from maxinforl.training.directory import holds_run
 from maxinforl.training.directory import read_run as read_config
@@ -34,6 +35,8 @@ class Findings:
     differences: list[str]
     calibration: Calibration | str
     problems: list[str]
+    rows: ModelRows | None = None  # that the ensemble imagines
+    updates: float = 0.0  # of the critics, up to the last log line
 
 
 def inspect(path: Path) -> str:
@@ -51,8 +54,8 @@ def inspect(path: Path) -> str:
         raise BadInput(f"{path} holds no run: there is no config.toml in it")
     problems: list[str] = []
     run = read_run_logs(path, problems)
-    found = Findings(run, differences(path), calibration_of(path), problems)
-    sections = [header(found), *return_curve(run), *exploration(run), *normalisers(path)]
+    found = Findings(run, differences(path), calibration_of(path), problems, *imagination_of(path, run))
+    sections = [header(found), *return_curve(run), *exploration(run), *imagined_rows(run), *normalisers(path)]
     sections += [*uncertain_regions(found.calibration), *calibration_table(found.calibration)]
     advice = list(warnings(found))
     return "\n".join([*sections, "", "warnings" if advice else "no warnings", *(f"  ! {line}" for line in advice)])
@@ -64,6 +67,14 @@ def calibration_of(path: Path) -> Calibration | str:
         return read_calibration(path)
     except BadInput as reason:
         return str(reason)
+
+
+def imagination_of(path: Path, run: RunLogs) -> tuple[ModelRows | None, float]:
+    """The settings of the rows that the run's ensemble imagines, and how many updates it has made."""
+    settings, strategy, _ = read_config(path)
+    last = max((float(s.step[-1]) for s in run.metrics.values() if len(s.step)), default=0.0)
+    updates = (last - (settings.learning_starts or 0)) * (settings.update_ratio or 1.0)
+    return getattr(getattr(strategy, "intrinsic", None), "model_rows", None), updates
 
 
 # --- configuration -------------------------------------------------------------------------------------------------
@@ -174,6 +185,14 @@ def exploration(run: RunLogs) -> list[str]:
     return lines if len(lines) > 2 else [*lines, "  no directed exploration was logged: the algorithm has none"]
 
 
+def imagined_rows(run: RunLogs) -> list[str]:
+    """How many of the rows that the ensemble imagines counted, and what the gates saw."""
+    named = ("used", "disagreement", "state_error", "reward_error", "terminated", "recent_error_of_mean")
+    found = {name: series for name in named if (series := run.metrics.get(f"model/{name}")) is not None}
+    rows = [f"  {name:20s} {sparkline(s.value, 32):32s}  now {fmt(late_mean(s))}" for name, s in found.items()]
+    return ["", "imagined rows of the critics' batches", *rows] if rows else []
+
+
 # --- the checkpoint ------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +237,9 @@ def warnings(found: Findings) -> Iterator[str]:
     yield from found.problems
     yield from curve_warnings(found.run)
     yield from exploration_warnings(found.run)
+    if found.rows is not None and (used := found.run.metrics.get("model/used")) is not None and late_mean(used) < 0.5:
+        why = why_unused(found.run, found.rows, found.updates)
+        yield f"{late_mean(used):.0%} of the imagined rows counted lately: {why}"
     if isinstance(found.calibration, Calibration):
         yield from model_warnings(found.calibration)
 
@@ -254,6 +276,24 @@ def exploration_warnings(run: RunLogs) -> Iterator[str]:
     if skipped is not None and late_mean(skipped) > 0:
         share = f"{late_mean(skipped):.1%}"
         yield f"{share} of late updates were not finite and skipped: lower --set base.lr, scale the reward"
+
+
+def why_unused(run: RunLogs, rows: ModelRows, updates: float) -> str:
+    """The first of the gates that holds imagined rows back, and what to do about it."""
+    seen = {name: late_mean(run.metrics[f"model/{name}"]) for name in ("terminated", "state_error", "reward_error")}
+    if seen["terminated"] > rows.most_terminated:
+        return (
+            f"{seen['terminated']:.1%} of the transitions terminate, which it does not predict: leave --model-share out"
+        )
+    if updates < rows.start:
+        return f"they begin after {rows.start} updates: train longer, or lower --set intrinsic.model_rows.start"
+    for name in ("state", "reward"):
+        if (error := seen[f"{name}_error"]) > rows.most_error:
+            return (
+                f"the ensemble's squared error of the {name} is {fmt(error)} where predicting the mean has 1: train "
+                "longer, try --uncertainty paper, or leave --model-share out"
+            )
+    return "its members disagree about them: try --uncertainty paper, or leave --model-share out"
 
 
 def model_warnings(known: Calibration) -> Iterator[str]:

@@ -56,7 +56,8 @@ class Eipo(Intrinsic[EipoState]):
     def critic_step(self, s: EipoState, batch: Batch, key: Array, clock: Clock) -> tuple[EipoState, Metrics, Latents]:
         mixed, metrics, latents = self.mixed.critic_step(s.mixed, batch, key, clock)
         k_greedy = jax.random.fold_in(key, SECOND_LEARNER)
-        greedy, _, _ = self.greedy.critic_step(s.greedy, batch, k_greedy, clock, lambda _: GREEDY)
+        shaping = lambda latents: GREEDY._replace(imagination=self.imagination(s, latents, clock))
+        greedy, _, _ = self.greedy.critic_step(s.greedy, batch, k_greedy, clock, shaping)
         return EipoState(mixed, greedy), metrics, latents
 
     def actor_step(

@@ -38,7 +38,11 @@ class IntrinsicSum(Weighted):
         self, s: IntrinsicState, batch: Batch, key: Array, clock: Clock
     ) -> tuple[IntrinsicState, Metrics, Latents]:
         reward = lambda latents: stop_gradient(self.intrinsic.reward(s.model, latents))
-        shaping = lambda latents: self.shaping(s, batch, s.scale(reward(latents)))
+
+        def shaping(latents: Latents) -> Shaping:
+            imagined = self.imagination(s, latents, clock)
+            return self.shaping(s, batch, s.scale(reward(latents)))._replace(imagination=imagined)
+
         learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         raw = reward(latents)
         s = replace(s, learner=learner, scale=s.scale.update(raw))

@@ -60,11 +60,13 @@ class MaxInfo(Weighted):
         alpha2 = self.alpha2(s)
 
         def shaping(latents: Latents) -> Shaping:
+            imagined = self.imagination(s, latents, clock)
             if not self.own_critic:
-                return Shaping(bonus=lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ()))
+                bonus = lambda z, a: (alpha2 * s.scale(self.intrinsic.score(s.model, z, a)), ())
+                return Shaping(bonus=bonus, imagination=imagined)
             gain = stop_gradient(s.scale(self.intrinsic.reward(s.model, latents)))
             backup = (batch.one if self.episodic else batch.non_episodic)._replace(reward=gain)
-            return Shaping(backup=(None, backup), weight=(1.0, alpha2))
+            return Shaping(backup=(None, backup), weight=(1.0, alpha2), imagination=imagined)
 
         learner, metrics, latents = self.learner.critic_step(s.learner, batch, key, clock, shaping)
         return replace(s, learner=learner), metrics, latents

@@ -12,11 +12,12 @@ import jax
 from jax import Array
 
 from maxinforl.core.actor_critic import ActorCritic, Learner, own
+from maxinforl.core.encoders import States
 from maxinforl.core.multiplier import Fixed, Tied, Tuned
 from maxinforl.core.normalizer import Normalizer, Standardize
-from maxinforl.core.types import Batch, Clock, Latents, Metrics, Spec
+from maxinforl.core.types import Batch, Clock, Imagination, Latents, Metrics, Spec
 from maxinforl.errors import BadInput
-from maxinforl.intrinsic import InfoGain, IntrinsicReward, MeasuresError, ScoresActions
+from maxinforl.intrinsic import Ensemble, InfoGain, IntrinsicReward, MeasuresError, ScoresActions
 
 
 class StrategyState(Protocol):
@@ -77,9 +78,14 @@ class Strategy(Generic[S]):
         """Whether `recent_error` may be called."""
         return False
 
-    def recent_error(self, s: S, batch: Batch) -> Array:
+    def recent_error(self, s: S, batch: Batch) -> Metrics:
         """How wrong the intrinsic model is about transitions it has hardly trained on."""
         raise NotImplementedError  # pragma: no cover
+
+    @property
+    def most_terminated(self) -> float | None:
+        """The share of transitions that may terminate while imagined rows count; None where no row is imagined."""
+        return None
 
     @property
     def can_score(self) -> bool:
@@ -135,6 +141,29 @@ class Intrinsic(Strategy[M]):
                 f"{type(self).__name__} scores actions that were never taken, and {type(self.intrinsic).__name__} does "
                 "not implement score(): choose info-gain, disagreement or rnd"
             )
+        if isinstance(self.intrinsic, Ensemble) and self.intrinsic.model_rows.share:
+            self.check_imagination(self.intrinsic)
+
+    @property
+    def most_terminated(self) -> float | None:
+        rows = self.intrinsic.model_rows if isinstance(self.intrinsic, Ensemble) else None
+        return rows.most_terminated if rows is not None and rows.share else None
+
+    def check_imagination(self, intrinsic: Ensemble) -> None:
+        if not isinstance(self.base.encoder, States):
+            raise BadInput(
+                "--model-share imagines observations that are vectors, and this base has an encoder: leave it out, or "
+                "choose a base that learns from states, such as sac"
+            )
+        if self.base.of_critic.batch_norm and not intrinsic.model_rows.batch_norm:
+            raise BadInput(
+                "imagined rows would enter the batch norm of this base's critics: leave out --model-share, or allow it "
+                "with --set intrinsic.model_rows.batch_norm=true"
+            )
+
+    def imagination(self, s: M, latents: Latents, clock: Clock) -> Imagination | None:
+        """The rows of the task's critics that the intrinsic model imagines."""
+        return self.intrinsic.imagination(s.model, latents, clock) if isinstance(self.intrinsic, Ensemble) else None
 
     def init_model(self, key: Array, spec: Spec) -> Any:
         return self.intrinsic.init(jax.random.fold_in(key, MODEL), self.base.encoder.latents(spec))
@@ -151,9 +180,14 @@ class Intrinsic(Strategy[M]):
     def measures_error(self) -> bool:
         return isinstance(self.intrinsic, MeasuresError)
 
-    def recent_error(self, s: M, batch: Batch) -> Array:
+    def recent_error(self, s: M, batch: Batch) -> Metrics:
+        """Where the model imagines rows, beside the error of predicting the mean."""
         assert isinstance(self.intrinsic, MeasuresError)
-        return self.intrinsic.error(s.model, self.base.latents(s.learner, batch))
+        latents = self.base.latents(s.learner, batch)
+        found = {"explore/recent_error": self.intrinsic.error(s.model, latents)}
+        if isinstance(self.intrinsic, Ensemble) and self.intrinsic.model_rows.share:
+            found["model/recent_error_of_mean"] = self.intrinsic.error_of_mean(s.model, latents)
+        return found
 
     @property
     def can_score(self) -> bool:

@@ -13,7 +13,7 @@ from jax.lax import stop_gradient
 
 from maxinforl.core.actor_critic import ActorCritic, Learner
 from maxinforl.core.multiplier import Tuned
-from maxinforl.core.types import Batch, Clock, Latents, Metrics, Shaping, Spec
+from maxinforl.core.types import PLAIN, Batch, Clock, Latents, Metrics, Shaping, Spec
 from maxinforl.errors import BadInput
 from maxinforl.explore.strategy import SECOND_LEARNER, SWITCHING, Intrinsic
 from maxinforl.fields import later
@@ -112,7 +112,8 @@ class Switch(Intrinsic[SwitchState]):
     def critic_step(
         self, s: SwitchState, batch: Batch, key: Array, clock: Clock
     ) -> tuple[SwitchState, Metrics, Latents]:
-        task, metrics, latents = self.base.critic_step(s.task, batch, key, clock)
+        taught = lambda latents: PLAIN._replace(imagination=self.imagination(s, latents, clock))
+        task, metrics, latents = self.base.critic_step(s.task, batch, key, clock, taught)
         raw = stop_gradient(self.intrinsic.reward(s.model, latents))
         scale = s.scale.update(raw) if self.normalized else ()
         shaping = Shaping(backup=(batch.one._replace(reward=s.scale(raw) if self.normalized else raw),))

@@ -14,9 +14,10 @@ from jax.lax import stop_gradient
 
 from maxinforl.core.networks import ACTIVATIONS, INITIALISERS, MLP, apply_gradients, stacked
 from maxinforl.core.normalizer import Normalizer, Standardize
-from maxinforl.core.types import Latents, LatentSpec, Metrics
+from maxinforl.core.types import Clock, Imagination, Imagined, Latents, LatentSpec, Metrics
 from maxinforl.errors import BadInput, unknown
 from maxinforl.fields import later
+from maxinforl.intrinsic.model_rows import ModelRows, TrackRecord
 from maxinforl.intrinsic.protocol import ScoresActions
 
 LEAST_STD, MOST_STD = 1e-3, 1e2
@@ -32,6 +33,7 @@ class Model(eqx.Module):
     frozen: Any  # parameters that are never trained
     blocks: tuple[int, ...] = eqx.field(static=True)  # widths of the parts of the target
     delta: bool = eqx.field(static=True)
+    record: Any = ()  # TrackRecord, where it imagines rows for the critics
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Ensemble:
     aggregate: str = "mean"  # of the loss over outputs; blocks: the reward weighs as much as the whole state
     clip: float | None = None  # bound on normalised targets
     normalize: Standardize = later(Standardize(memory=5e4, floor=1e-6), before=Standardize())  # the intrinsic reward
+    model_rows: ModelRows = ModelRows()  # of the critics' batches, which the members imagine
 
     aleatoric = False
     least = 2  # members: one alone cannot disagree
@@ -63,6 +66,11 @@ class Ensemble:
             raise BadInput(f"the bound on normalised targets must be above 0, not {self.clip}")
         if self.init_name not in INITIALISERS:
             raise unknown("initialiser", self.init_name, INITIALISERS)
+        if self.model_rows.share and type(self).target is not Ensemble.target:
+            raise BadInput(
+                f"{type(self).__name__} does not predict the next state, so it can imagine no rows: leave out "
+                "--model-share, or choose info-gain, disagreement or curiosity"
+            )
 
     @property
     def optimizer(self):
@@ -90,6 +98,7 @@ class Ensemble:
             self.frozen(k_frozen, spec),
             blocks,
             spec.delta,
+            TrackRecord() if self.model_rows.share else (),
         )
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
@@ -106,11 +115,11 @@ class Ensemble:
         return mean, jnp.clip(jax.nn.softplus(raw), LEAST_STD, MOST_STD)
 
     def loss(self, members: MLP, x: Array, y: Array, blocks: tuple[int, ...] = ()) -> tuple[Array, Array]:
-        """Squared error or, where the noise is learned, negative log-likelihood; and the mean squared error."""
+        """Squared error or, where the noise is learned, negative log-likelihood; and the squared errors."""
         mean, std = self.predict(members, x)
         error = jnp.square(mean - y)
         each = error if std is None else 0.5 * error / std**2 + jnp.log(std)
-        return (block_means(blocks, each) if self.aggregate == "blocks" else each).mean(), error.mean()
+        return (block_means(blocks, each) if self.aggregate == "blocks" else each).mean(), error
 
     def update(self, model: Model, e: Latents) -> tuple[Model, Metrics]:
         """One step on the members, with statistics that already contain the batch."""
@@ -121,13 +130,36 @@ class Ensemble:
         normal = outputs(y) if self.clip is None else jnp.clip(outputs(y), -self.clip, self.clip)
         grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), normal, model.blocks)
         members, opt = apply_gradients(self.optimizer, grads, model.opt, model.members)
-        model = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs)
-        return model, {"explore/model_error": error}
+        model, metrics = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs), {}
+        if self.model_rows.share:
+            model = replace(model, record=model.record.after(block_means(model.blocks, error.mean((0, 1))), e))
+            metrics = model.record.metrics
+        return model, {"explore/model_error": error.mean()} | metrics
 
     def error(self, model: Model, e: Latents) -> Array:
         """Mean squared error of the members on transitions, in normalised units."""
         target = self.target(model, model.inputs, e)
         return jnp.square(self.outcome(model, e.z, e.action)[0] - model.outputs(target)).mean()
+
+    def error_of_mean(self, model: Model, e: Latents) -> Array:
+        """The same of what knows nothing but the mean of the targets."""
+        return jnp.square(model.outputs(self.target(model, model.inputs, e))).mean()
+
+    def imagination(self, model: Model, e: Latents, clock: Clock) -> Imagination | None:
+        """The rows of the critics' batch that the members imagine; `e` is the batch. None where there are none."""
+        rows = self.model_rows.rows(e.reward.shape[0])
+        if not rows:
+            return None
+
+        def outcome(z: Array, action: Array) -> Imagined:
+            """s' = s + the members' mean change, their mean reward within the range of real ones."""
+            members = self.outcome(model, z, action)[0]
+            change, reward = jnp.split(model.outputs.inverse(members.mean(0)), [z.shape[-1]], -1)
+            u = member_std(members).mean(-1)
+            reward = jnp.clip(reward[..., 0], *model.record.reward_range(e.reward))
+            return Imagined(reward, z + change, self.model_rows.weight(model.record, u, clock.update), u)
+
+        return Imagination(rows, outcome)
 
     def outcome(self, model: Model, z: Array, action: Array) -> tuple[Array, Array | None]:
         """The members' predictions at (z, a); differentiable in both, constant in the model."""

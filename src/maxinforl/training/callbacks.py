@@ -125,6 +125,22 @@ class StopAt:
         return bool(self.waiting)
 
 
+class TellUnused:
+    """Says once that imagined rows have no weight, where too many transitions terminate."""
+
+    def __init__(self, most: float, say: Callable[[str], None]):
+        self.most, self.say, self.said = most, say, False
+
+    def on_log(self, run: RunView, metrics: dict[str, float]) -> None:
+        share = metrics.get("model/terminated", 0.0)
+        if share > self.most and not self.said:
+            self.said = True
+            self.say(
+                f"{share:.1%} of the transitions terminate, and the ensemble does not predict terminations: while they "
+                f"are more than {self.most:.1%}, the rows of --model-share have no weight"
+            )
+
+
 class KeepBest:
     """Keeps the agent of the best evaluation in `best/agent.safetensors` of a run directory.
 

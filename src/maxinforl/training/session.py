@@ -31,7 +31,7 @@ from maxinforl.spaces import read_spaces
 from maxinforl.system.signals import signals
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_shapes, check_arrays
-from maxinforl.training.callbacks import Callbacks, KeepBest, RunView, StopAt, roll_back_best
+from maxinforl.training.callbacks import Callbacks, KeepBest, RunView, StopAt, TellUnused, roll_back_best
 from maxinforl.training.compiled import make_trainer
 from maxinforl.training.directory import ended_at, lacks_evaluation, reached, read_run
 from maxinforl.training.evaluate import Evaluation, EvaluationStopped, Evaluator, Video, make_evaluator
@@ -354,7 +354,12 @@ class Session:
 
         lanes = getattr(self.trainer.pools[0], "envs", ()) if self.trainer.pools and all(directories) else ()
         if lanes and (sentence := short_replay(settings, lanes[0])):
-            warnings.warn(sentence, stacklevel=4) if self.progress.quiet else self.progress.say(escape(sentence))
+            self.warn(sentence)
+        if (most := self.trainer.strategy.most_terminated) is not None:
+            self.callbacks.add_first(TellUnused(most, self.warn))
+
+    def warn(self, sentence: str) -> None:
+        warnings.warn(sentence, stacklevel=5) if self.progress.quiet else self.progress.say(escape(sentence))
 
     def _reached(self, directory: Path, threshold: float) -> bool:
         return reached(directory, threshold, self.trainer.step)

@@ -130,9 +130,8 @@ class SeedView:
         is left out."""
         line = self.window.drain(self.trainer.program.metric_names)
         if self.trainer.strategy.measures_error and line.get("explore/model_error") is not None:
-            line["explore/recent_error"] = float(
-                np.array(self.trainer.program.recent_error(self.trainer.state))[self.at]
-            )
+            found = self.trainer.program.recent_error(self.trainer.state)
+            line |= {name: float(np.array(value)[self.at]) for name, value in found.items()}
         for name in [name for name, value in line.items() if not math.isfinite(value)]:
             value = line.pop(name)
             if self.settings.on_nan == "stop":
