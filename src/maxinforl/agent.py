@@ -20,7 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
-from maxinforl.core.encoders import States
+from maxinforl.core.encoders import Pixels, States
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
@@ -536,7 +536,7 @@ def check_part(name: str, value: Any) -> None:
 
 def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -> None:
     """Refuses vectors for a pixel-based agent, and images for one that is not."""
-    pixels, images = strategy.base.encoder.pixels, len(spaces.observation.shape) == 3
+    pixels, images = strategy.base.encoder.pixels, spaces.observation.dtype == np.uint8
     if pixels and not images:
         raise BadInput(f"{title(settings)} learns from images: use pixels/{settings.env}", "pixels.md")
     if images and not pixels:
@@ -547,12 +547,17 @@ def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -
 
 def check_hidden(strategy: Strategy, spec: Spec) -> None:
     """Parts for critics alone need an actor that can do without them."""
-    if spec.hidden and strategy.base.optimism is not None:
+    hides = spec.seen.obs != spec.obs
+    if hides and strategy.base.optimism is not None:
         raise BadInput(
             "an optimistic base asks its critics how to act, and they need what --critic-only hides: use sac"
         )
-    if spec.hidden and not isinstance(strategy.base.encoder, States):
-        raise BadInput("--critic-only needs the encoder States: one of your own mixes in what the actor may not see")
+    if hides and not isinstance(strategy.base.encoder, (States, Pixels)):
+        raise BadInput(
+            "--critic-only needs the encoder States or Pixels: one of your own mixes in what the actor may not see"
+        )
+    if hides and spec.pixels and not spec.seen.images:
+        raise BadInput("--critic-only hides every image: leave one for the actor, or train a state-based agent")
 
 
 def check_bonus(strategy: Any, spec: Spec) -> None:

@@ -37,16 +37,23 @@ def weights_of(agent: Agent) -> Arrays:
     if not isinstance(base.encoder, (States, Pixels)):
         raise BadInput(f"an encoder of kind {type(base.encoder).__name__} cannot be exported: use States or Pixels")
     arrays: Arrays = {}
-    for i, layer in enumerate(params.encoder):
-        arrays |= {f"conv.{i}.weight": np.array(layer.weight), f"conv.{i}.bias": np.array(layer.bias)}
     if isinstance(base.encoder, Pixels):
-        dense, norm = params.actor.trunk.dense, params.actor.trunk.norm
-        parts = {"weight": dense.weight, "bias": dense.bias, "scale": norm.scale, "shift": norm.shift}
-        arrays |= {f"trunk.{name}": np.array(part) for name, part in parts.items()}
+        many, trunk = agent.spec.layout is not None, params.actor.trunk
+        cameras = zip(params.encoder, trunk) if many else [(params.encoder, trunk)]
+        for i, (layers, projection) in enumerate(cameras):
+            arrays |= camera(layers, projection, f"image.{i}." if many else "")
     for name, own in operations:
         arrays |= {f"{name}.{count[name]}.{part}": np.array(array, np.float32) for part, array in own.items()}
         count[name] += 1
     return only_mean(arrays, count["dense"] - 1, agent.spec.action)
+
+
+def camera(layers: Any, projection: Any, of: str) -> Arrays:
+    """The convolutions of an image and the actor's projection of it."""
+    arrays = {f"{of}conv.{i}.{name}": getattr(x, name) for i, x in enumerate(layers) for name in ("weight", "bias")}
+    dense, norm = projection.dense, projection.norm
+    parts = {"weight": dense.weight, "bias": dense.bias, "scale": norm.scale, "shift": norm.shift}
+    return {name: np.array(array) for name, array in (arrays | {f"{of}trunk.{k}": v for k, v in parts.items()}).items()}
 
 
 def operations_of(agent: Agent) -> list[Operation]:

@@ -31,6 +31,7 @@ class Model(eqx.Module):
     frozen: Any  # parameters that are never trained
     blocks: tuple[int, ...] = eqx.field(static=True)  # widths of the parts of the target
     delta: bool = eqx.field(static=True)
+    vector: int = eqx.field(static=True)
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ class Ensemble:
             self.frozen(k_frozen, spec),
             blocks,
             spec.delta,
+            spec.vector,
         )
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
         """What the members predict, not yet normalised."""
-        change = e.next_z - e.z if model.delta else e.next_z
+        latent = e.z.shape[-1] - (e.z.shape[-1] if model.delta else model.vector)
+        change = jnp.concatenate([e.next_z[..., :latent], (e.next_z - e.z)[..., latent:]], -1)
         return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
 
     def predict(self, members: MLP, x: Array) -> tuple[Array, Array | None]:
