@@ -15,6 +15,7 @@ from deploy_helpers import TINY, scrambled
 from maxinforl import cli, deploy, envs, runner
 from maxinforl.deploy import bundle
 from maxinforl.deploy.policy_weights import learner_of
+from maxinforl.core.types import Spec
 from maxinforl.errors import BadInput
 
 ACTIONS = spaces.Box(np.array([-0.3, 2.0], np.float32), np.array([0.1, 7.0], np.float32))
@@ -251,7 +252,7 @@ def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
     assert [(p.name, p.critic_only) for p in agent.spaces.parts] == [
         ("arm.angle", False), ("goal", False), ("arm.touch", True), ("mode.0", True), ("mode.1", True)
     ]  # fmt: skip
-    assert agent.spec == ((16,), 2, 10) and agent.spec.seen.obs == (6,)
+    assert agent.spec == Spec((16,), 2, 10) and agent.spec.seen.obs == (6,)
     row = NESTED.sample()
     expected, _ = agent.predict(row, deterministic=True)
     np.testing.assert_array_equal(agent.predict(seen_by_actor(row), deterministic=True)[0], expected)

@@ -40,7 +40,7 @@ from maxinforl.settings import (
     resolve,
     title,
 )
-from maxinforl.spaces import Spaces, read_clock, read_spaces
+from maxinforl.spaces import Spaces, read_clock, read_spaces, with_before
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
 from maxinforl.training.callbacks import Callbacks
@@ -355,9 +355,12 @@ class Agent:
 
         Args:
             observation: one observation or a batch of them, as the environment or a Gymnasium vector environment gives
-                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked.
-            state: returned as it is, as Stable-Baselines3 expects.
-            episode_start: ignored, as for all policies without memory.
+                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked,
+                or see `episode_start`.
+            state: of single frames, what the call before returned: the frames before these. Otherwise it is returned as
+                it is, as Stable-Baselines3 expects.
+            episode_start: with it images may be single frames, as environments give them and Stable-Baselines3's
+                evaluate_policy passes them on; true for the first of an episode.
             deterministic: the action of an evaluation; otherwise one of the behaviour, as in training. For most agents
                 that is a sample of the policy. Optimistic agents (OAC) move its mean, and agents with a second policy
                 to explore with (ε-switching, explore-then-exploit) follow that one wherever their schedule explores.
@@ -365,7 +368,12 @@ class Agent:
         Returns:
             An action or a batch of actions, and `state`.
         """
-        batch, single = self.spaces.batch(observation, self.settings)
+        frames = None if episode_start is None else self.spaces.frames(observation, self.settings)
+        if frames is None:
+            batch, single = self.spaces.batch(observation, self.settings)
+        else:
+            batch, single = with_before(frames[0], state, episode_start, self.stack), frames[1]
+            state = batch
         program, agent, now = self.acting_state()
         if deterministic:
             action = program.act(agent, batch, now)

@@ -53,7 +53,11 @@ class Policy:
         self.shape, self.dtype = tuple(observation["shape"]), np.dtype(observation["dtype"])
         self.low, self.high = (np.array(action[side], np.float32) for side in ("low", "high"))
         self.centre, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
-        self.strides, self.parts, self.stack = observation["strides"], observation.get("parts", []), observation["stack"]
+        self.strides, self.parts, self.stack = (
+            observation["strides"],
+            observation.get("parts", []),
+            observation["stack"],
+        )
         self.many = are_many(self.parts)
         self.network = with_arrays(self.contract["network"], self.weights)
         self.frames = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
 from maxinforl.settings import Settings
 
+FRAMES = "the last {} frames on the last axis, oldest first (or single frames with episode_start=)"
 LARGEST = 2**24  # numbers in an observation that a file may claim
 
 
@@ -70,7 +72,7 @@ class Spaces(NamedTuple):
         single = obs.ndim == len(spec.obs)
         batch = obs[None] if single else obs
         if batch.shape[1:] != spec.obs:
-            stacked = f", the last {stack} frames on the last axis, oldest first" if stack > 1 else ""
+            stacked = f", {FRAMES.format(stack)}" if stack > 1 else ""
             raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
         if spec.pixels and obs.dtype != np.uint8:
             raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
@@ -78,6 +80,13 @@ class Spaces(NamedTuple):
         if not np.isfinite(batch).all():
             raise BadInput("the observation holds a number that is not finite: look at where it comes from")
         return np.pad(batch, [(0, 0), (0, hidden)]) if hidden else batch, single
+
+    def frames(self, observation: Any, settings: Settings) -> tuple[np.ndarray, bool] | None:
+        """As `batch`, of single frames where an agent stacks several; None where they are not single."""
+        try:
+            return None if self.stack(settings) == 1 else self.batch(observation, replace(settings, frame_stack=1))
+        except BadInput:
+            return None
 
     def rows(self, observation: Any, stack: int, whole: bool) -> tuple[np.ndarray, bool]:
         """As `batch`, of images and vectors: rows of bytes, in which what the actor does not see may be 0."""
@@ -139,6 +148,18 @@ class Spaces(NamedTuple):
                 f"this agent's observations are {mine}, and the environment's are {theirs}: give its space the same "
                 "parts in the same order (an OrderedDict keeps one)"
             )
+
+
+def with_before(frames: np.ndarray, before: Any, starts: Any, stack: int) -> np.ndarray:
+    """Frames with the ones before them, which are the last of `before`; where an episode starts they are repeated."""
+    repeated = np.concatenate([frames] * stack, -1)
+    if before is None:
+        return repeated
+    if getattr(before, "shape", None) != repeated.shape:
+        raise BadInput("state= is not what predict returned for the frames before these: pass that, or None at first")
+    moved = np.concatenate([before[..., frames.shape[-1] :], frames], -1)
+    fresh = np.broadcast_to(np.asarray(starts, bool).reshape(-1), len(frames))
+    return np.where(fresh.reshape(-1, *(1,) * (frames.ndim - 1)), repeated, moved)
 
 
 def read_spaces(table: Any) -> Spaces:
