@@ -221,7 +221,7 @@ def test_what_does_not_go_with_images_is_refused(algo, options, sentence, tmp_pa
     zeros = np.zeros((2, 9), np.float32)
     maxinforl.Prior(zeros, zeros[:, :2], zeros[:, 0], zeros, zeros[:, 0]).save("a.npz")
     with pytest.raises(BadInput, match=sentence):
-        maxinforl.make(algo, Cell, **QUICK, **options)
+        maxinforl.make(algo, Cell, **options)
 
 
 def test_a_number_that_is_not_finite_is_a_fault_although_bytes_hide_it():

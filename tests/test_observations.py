@@ -13,9 +13,9 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 import maxinforl
 from deploy_helpers import TINY, scrambled
 from maxinforl import cli, deploy, envs, runner
+from maxinforl.core.types import Spec
 from maxinforl.deploy import bundle
 from maxinforl.deploy.policy_weights import learner_of
-from maxinforl.core.types import Spec
 from maxinforl.errors import BadInput
 
 ACTIONS = spaces.Box(np.array([-0.3, 2.0], np.float32), np.array([0.1, 7.0], np.float32))
