@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
+from maxinforl.core.checks import why_not_exported
 from maxinforl.core.encoders import Pixels, States
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
@@ -518,6 +519,8 @@ def make(
     agent.check()
     if "intrinsic" in parts:
         check_bonus(strategy, agent.spec)
+    if (sentence := why_not_exported(strategy.base)) is not None:
+        warnings.warn(sentence, stacklevel=2)
     return agent
 
 

@@ -66,8 +66,8 @@ class Encoder:
         if not self.leaves:
             raise BadInput("the observation space has no parts: an agent needs something to see")
         only = self.leaves[0][1] if len(self.leaves) == 1 else None
-        self.parts = tuple(part_of(*named[i])._replace(critic_only=hidden[i]) for i in order)
         self.space = array_space([leaf for _, leaf in self.leaves])
+        self.parts = tuple(part_of(*named[i])._replace(critic_only=hidden[i]) for i in order)
         self.bytes = only is None and self.space.dtype == np.uint8
         self.space.parts = () if space.shape == self.space.shape and isinstance(space, spaces.Box) else self.parts
         self.plain = only if isinstance(only, spaces.Box) else None
