@@ -1,7 +1,7 @@
 """Environments nobody here wrote, each from training to a robot: is anything in the way?
 
     python benchmarks/own_tasks.py              # all of them: benchmarks/own_tasks.json and the table in the docs
-    python benchmarks/own_tasks.py two-cameras  # some of them, printed
+    python benchmarks/own_tasks.py two-cameras  # some of them, anew
 
 Each trains some steps, acts, is evaluated by Stable-Baselines3's `evaluate_policy` (or, where that is not installed, by
 the same loop in examples/evaluate_like_sb3.py), saved, loaded, killed with SIGKILL and resumed, and exported to NumPy
@@ -72,9 +72,9 @@ TASKS = {
         lambda: registered("gymnasium_robotics:AntMaze_UMaze-v5"),
         options={"critic_only": "achieved_goal"},
     ),
-    "fetch-reach": Task("Dict with a goal", lambda: registered("gymnasium_robotics:FetchReach-v4"), "maxinfo-simba"),
-    "fetch-push": Task("Dict with a goal", lambda: registered("gymnasium_robotics:FetchPush-v4"), "redq"),
-    "adroit-door": Task("vector", lambda: registered("gymnasium_robotics:AdroitHandDoor-v1"), "crossq"),
+    "fetch-reach": Task("Dict with a goal", lambda: registered("gymnasium_robotics:FetchReach-v4"), "redq"),
+    "franka-kitchen": Task("Dict of Dicts", lambda: registered("gymnasium_robotics:FrankaKitchen-v1"), "maxinfo-simba"),
+    "adroit-door": Task("vector in float64", lambda: registered("gymnasium_robotics:AdroitHandDoor-v1"), "crossq"),
     "lunar-lander": Task("vector", lambda: registered("LunarLander-v3", continuous=True), "maxinfo-sac"),
     "bipedal-walker": Task("vector", lambda: registered("BipedalWalker-v3"), "ddpg"),
     "car-racing": Task("image; actions from 0 to 1 and -1 to 1", lambda: registered("CarRacing-v3"), "drq"),
@@ -208,19 +208,33 @@ def check(name: str, folder: Path, steps: int = 200) -> dict[str, Any]:
     return result | {"steps": steps, "seconds": round(time.perf_counter() - began, 1)}
 
 
+def attempted(name: str) -> dict[str, Any]:
+    """The result, or what an environment says that does not start here."""
+    try:
+        env = TASKS[name].make()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".strip(": ")
+        return {"observation": TASKS[name].observation, "algo": TASKS[name].algo, "refused": said}
+    env.close()
+    with tempfile.TemporaryDirectory() as folder:
+        return check(name, Path(folder))
+
+
+def row(name: str, r: dict[str, Any]) -> str:
+    told = lambda yes: "equal" if yes else "**differs**"
+    begin = f"| {name} | {r['observation']} | `{r['algo']}` |"
+    if "refused" in r:
+        return f"{begin} its constructor raises {r['refused'].partition(':')[0]} | |"
+    return f"{begin} {told(r['loaded'])}, {told(r['resumed'])} | {r['numpy']:.0e}, {r['onnx']:.0e} |"
+
+
 def table(results: dict[str, Any]) -> str:
     """What the docs show of the results."""
     head = [
         "| task | observation | agent | loaded, resumed after SIGKILL | NumPy, ONNX off by |",
         "|---|---|---|---|---|",
     ]
-    told = lambda yes: "equal" if yes else "**differs**"
-    rows = [
-        f"| {name} | {r['observation']} | `{r['algo']}` | {told(r['loaded'])}, {told(r['resumed'])} "
-        f"| {r['numpy']:.0e}, {r['onnx']:.0e} |"
-        for name, r in results.items()
-    ]
-    return "\n".join([*head, *rows, ""])
+    return "\n".join([*head, *(row(name, r) for name, r in results.items()), ""])
 
 
 def filled(page: str) -> str:
@@ -231,14 +245,13 @@ def filled(page: str) -> str:
 
 def main(*names: str) -> None:
     warnings.simplefilter("ignore")
-    results = {}
+    results = json.loads(RESULTS.read_text()) if names and RESULTS.exists() else {}
     for name in names or TASKS:
-        with tempfile.TemporaryDirectory() as folder:
-            results[name] = check(name, Path(folder))
+        results[name] = attempted(name)
         print(name, json.dumps(results[name]), flush=True)
-    if not names:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        PAGE.write_text(filled(PAGE.read_text()))
+        ordered = {known: results[known] for known in TASKS if known in results}
+        RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    PAGE.write_text(filled(PAGE.read_text()))
 
 
 if __name__ == "__main__":

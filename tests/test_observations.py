@@ -3,6 +3,7 @@
 from typing import Any
 
 import gymnasium as gym
+import gymnasium_robotics
 import jax
 import numpy as np
 import pytest
@@ -196,8 +197,7 @@ def test_evaluate_and_vector_environments_of_dicts():
 
 
 def test_a_goal_maze_of_gymnasium_robotics(tmp_path):
-    robotics = pytest.importorskip("gymnasium_robotics")
-    gym.register_envs(robotics)
+    gym.register_envs(gymnasium_robotics)
     make = lambda: gym.make("PointMaze_UMaze-v3", max_episode_steps=20)
     agent = maxinforl.make("maxinfo-sac", make, set=TINY, batch_size=8, learning_starts=4, eval_episodes=0).learn(40)
     assert np.isfinite(mean_return(agent, SyncVectorEnv([make, make])))

@@ -171,6 +171,7 @@ def session(path: Path, parts: list[dict[str, Any]], stack: int = 1) -> Callable
         given = arrays(observation)
         single = all(array.ndim == len(shapes[name]) for name, array in given.items())
         feed = {name: array[None] if single else array for name, array in given.items()}
+        feed = {name: array if array.dtype == np.uint8 else array.astype(np.float32) for name, array in feed.items()}
         action = np.asarray(run.run(["action"], feed)[0])
         return action[0] if single else action
 
