@@ -85,7 +85,6 @@ ARGUMENTS = {  # what other libraries pass where this one has no setting: what t
     "device": "JAX chooses the device: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu",
     "progress_bar": "It is an argument of learn: agent.learn(steps, progress=True)",
     "relabel": "Hindsight relabelling is not offered: give demonstrations as prior_data, or shape the reward",
-    "replay_buffer_class": "Hindsight relabelling is not offered: give demonstrations as prior_data, or shape the reward",
     "verbose": "It is an argument of learn: agent.learn(steps, progress=True)",
     "callback": "It is an argument of learn: agent.learn(steps, callback=...)",
     "policy": "The networks belong to the base: see base.policy and base.hidden in `maxinforl list --preset`",

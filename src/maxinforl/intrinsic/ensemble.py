@@ -95,7 +95,7 @@ class Ensemble:
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
         """What the members predict, not yet normalised."""
-        latent = e.z.shape[-1] - (e.z.shape[-1] if model.delta else model.vector)
+        latent = 0 if model.delta else e.z.shape[-1] - model.vector  # entries that are no state
         change = jnp.concatenate([e.next_z[..., :latent], (e.next_z - e.z)[..., latent:]], -1)
         return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
 
