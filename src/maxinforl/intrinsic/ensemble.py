@@ -95,8 +95,10 @@ class Ensemble:
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
         """What the members predict, not yet normalised."""
-        latent = 0 if model.delta else e.z.shape[-1] - model.vector  # entries that are no state
-        change = jnp.concatenate([e.next_z[..., :latent], (e.next_z - e.z)[..., latent:]], -1)
+        change = e.next_z - e.z if model.delta else e.next_z
+        if model.vector:
+            beside = e.next_z[..., -model.vector :] - e.z[..., -model.vector :]
+            change = jnp.concatenate([e.next_z[..., : -model.vector], beside], -1)
         return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
 
     def predict(self, members: MLP, x: Array) -> tuple[Array, Array | None]:

@@ -142,8 +142,9 @@ def load_bad_batch(path: str | Path) -> tuple[Batch, np.ndarray, dict[str, Any]]
     def part(name: str) -> Any:
         if f"batch/{name}/vector" not in arrays:
             return jnp.asarray(arrays[f"batch/{name}"])
-        images = sorted(n for n in arrays if n.startswith(f"batch/{name}/images/"))
-        return Parts(tuple(jnp.asarray(arrays[n]) for n in images), jnp.asarray(arrays[f"batch/{name}/vector"]))
+        count = sum(n.startswith(f"batch/{name}/images/") for n in arrays)
+        images = (jnp.asarray(arrays[f"batch/{name}/images/{i}"]) for i in range(count))
+        return Parts(tuple(images), jnp.asarray(arrays[f"batch/{name}/vector"]))
 
     backup = lambda name: Backup(*(part(f"{name}/{f}") for f in Backup._fields))
     try:
