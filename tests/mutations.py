@@ -206,7 +206,7 @@ CORE = [
       f"{REPLAY}::test_a_step_copies_no_column"),
     m("resets count as transitions", "Replay.add", "_r._p + _t._v", "_r._p + 1", REPLAY),
     m("the newest transition is never drawn", "Replay.draw", "jnp.maximum(_b, 1)", "jnp.maximum(_b - 1, 1)", REPLAY),
-    m("frame stacks cross a reset", "Replay.frames", "jnp.minimum(_x, _a)", "_x", REPLAY),
+    m("frame stacks cross a reset", "Replay.stacked", "jnp.minimum(_x, _a)", "_x", REPLAY),
     # ------------------------------------------------------------ modern bases
     m("rows of norm 1", "unit_columns",
       "jnp.linalg.norm(_w, axis=-2, _k=True)", "jnp.linalg.norm(_w, axis=-1, _k=True)",
@@ -390,7 +390,7 @@ PIXELS = [
     m("channels pooled by default", "Pixels.extra",
       "_f.reshape(*_l, _e, -1).max(-1)", "_f.reshape(*_l, -1, _e).max(-2)",
       f"{ENCODER}::test_the_embedding_is_a_maximum_over_windows"),
-    m("latents as differences", "Pixels.latents", "_f(_z, _a, _e, _k=False)", "_f(_z, _a, _e, _k=True)",
+    m("latents as differences", "Pixels.latents", "_f(_z, _a, _e, _k=False, _v=_w)", "_f(_z, _a, _e, _k=True, _v=_w)",
       f"{ENCODER}::test_latents_are_absolute_and_83_wide_with_embedding_and_reward"),
     m("a kernel not turned in the gradient", "_convolve_bwd", "_w[::-1, ::-1]", "_w", SLOPES),
     m("rows no window reaches get a gradient", "_convolve_bwd", "_k - 1 + _m", "_k - 1", SLOPES),
@@ -502,7 +502,33 @@ IMAGINED = [
       f"{ROWS}::test_a_model_that_is_not_finite_is_not_hidden_by_a_gate"),
 ]  # fmt: skip
 
-MUTATIONS = CORE + ALGORITHMS + PIXELS + IMAGINED
+MANY_PARTS, DEPLOY = "tests/test_many_parts.py", "tests/test_deploy.py"
+ROW, MODELLED, SHIFTED, APART, PASSED = (
+    f"{MANY_PARTS}::test_{name}"
+    for name in (
+        "a_row_of_bytes_holds_every_part_and_is_read_back",
+        "models_predict_latents_and_the_change_of_the_vector",
+        "images_are_shifted_each_by_its_own_draw_and_vectors_are_not",
+        "a_part_for_critics_alone_cannot_change_an_action",
+        "predict_keeps_the_frames_that_evaluate_policy_passes_on",
+    )
+)
+PARTED = [
+    m("the vector of the oldest frame", "Layout.read", "_f[..., -1, _a:_b]", "_f[..., 0, _a:_b]", ROW),
+    m("channels before frames", "stacked_frames", "jnp.moveaxis(_x, -4, -2)", "jnp.moveaxis(_x, -4, -1)", ROW),
+    m("the vector predicted as it is", "Pixels.latents", "_f(_z, _a, _e, _k=False, _v=_w)",
+      "_f(_z, _a, _e, _k=False, _v=0)", MODELLED),
+    m("all images shifted alike", "moved", "map(shifted, _i, _k)", "map(lambda x: shifted(x, _k[0]), _i)", SHIFTED),
+    m("the actor sees every number", "Actor.view", "_p.vector[..., :_n]", "_p.vector", APART),
+    m("the actor's images are the last ones", "Actor.view", "_i[:_n]", "_i[-_n:]", APART, nth=0),
+    m("bytes hide what is not finite", "as_bytes", "not np.isfinite(_a).all()", "False",
+      f"{MANY_PARTS}::test_a_number_that_is_not_finite_is_a_fault_although_bytes_hide_it"),
+    m("frames of the episode before", "with_before", "np.where(_f, _r, _m)", "_m", PASSED),
+    m("no word of a network that is not exported", "why_not_exported", "type(_n).operations is Network.operations",
+      "False", f"{DEPLOY}::test_a_network_that_cannot_be_exported_is_told_before_it_trains"),
+]  # fmt: skip
+
+MUTATIONS = CORE + ALGORITHMS + PIXELS + IMAGINED + PARTED
 
 
 def pytest(tests: tuple[str, ...], source: Path) -> tuple[int, str]:

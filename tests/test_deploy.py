@@ -3,14 +3,19 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
 
 import maxinforl
 from deploy_helpers import TINY, Arm, Camera, made, only_numpy, scrambled
 from maxinforl import cli, deploy, runner
+from maxinforl.core.architectures import ADD, KEEP, Network, Operation, dense, layer_norm
+from maxinforl.core.networks import Dense, LayerNorm
 from maxinforl.deploy import bundle
 from maxinforl.errors import BadInput, RunFailed
 
@@ -219,3 +224,74 @@ def test_the_command_exports_a_saved_agent_that_numpy_alone_can_run(tmp_path, ca
     assert done.returncode == 0, done.stderr
     expected, _ = agent.predict(obs, deterministic=True)
     np.testing.assert_allclose(np.array(json.loads(done.stdout)), expected, atol=1e-5)
+
+
+# ------------------------------------------------------------ networks of one's own
+
+
+class Tail(eqx.Module):
+    first: Dense
+    norm: LayerNorm
+    last: Dense
+
+    def __call__(self, x):
+        x = self.first(x)
+        return self.last(x + jax.nn.relu(self.norm(x)))
+
+
+@dataclass(frozen=True)
+class Undescribed(Network):
+    def init(self, key, inputs, outputs, out_gain):
+        a, b = jax.random.split(key)
+        return Tail(Dense(a, inputs, 6), LayerNorm(6), Dense(b, 6, outputs, out_gain))
+
+
+@dataclass(frozen=True)
+class Described(Undescribed):
+    wrong: str = ""
+
+    def operations(self, params, stats):
+        inside = [KEEP, layer_norm(params.norm), Operation("gelu" if self.wrong == "name" else "relu", {}), ADD]
+        inside = [dense(params.last)] if self.wrong == "shape" else inside
+        inside = inside[:-1] if self.wrong == "forgotten" else inside
+        return [dense(params.first), *inside, *([] if self.wrong == "end" else [dense(params.last)])]
+
+
+def with_net(net) -> maxinforl.Agent:
+    return scrambled(maxinforl.make("sac", lambda: Arm(), set={"base.critic_net": net, "base.actor_net": net}))
+
+
+def test_a_network_that_cannot_be_exported_is_told_before_it_trains(tmp_path):
+    with pytest.warns(UserWarning, match="of kind Undescribed cannot be exported: give it operations"):
+        agent = with_net(Undescribed())
+    with pytest.raises(BadInput, match="of kind Undescribed cannot be exported"):
+        deploy.export(agent, "numpy", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_network_that_describes_itself_is_exported(tmp_path):
+    pytest.importorskip("onnxruntime")
+    agent = with_net(Described())
+    for to in ("numpy", "onnx"):
+        deploy.export(agent, to, tmp_path / to)
+        assert apart(agent, bundle.opened(tmp_path / to, to), observations(agent, 100)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("name", r"operations\(\) of Described names gelu"),
+        ("shape", "do not fit together at dense"),
+        ("end", "must end with its dense output layer"),
+    ],
+)
+@pytest.mark.parametrize("to", ["numpy", "onnx"])
+def test_a_description_that_no_bundle_can_follow_is_refused(wrong, sentence, to, tmp_path):
+    with pytest.raises(BadInput, match=sentence):
+        deploy.export(with_net(Described(wrong)), to, tmp_path / "b")
+
+
+def test_a_description_of_another_network_is_refused(tmp_path):
+    with pytest.raises(RunFailed, match="differs from predict"):
+        deploy.export(with_net(Described("forgotten")), "numpy", tmp_path / "b")

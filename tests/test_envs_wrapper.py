@@ -156,7 +156,10 @@ REFUSED = {
     "unbounded actions": (lambda: Line(action=spaces.Box(-np.inf, 1, (1,), np.float32)), "no bounds"),
     "float images": (lambda: Line(spaces.Box(0, 1, (8, 8, 3), np.float32)), "uint8"),
     "channels first": (lambda: Line(spaces.Box(0, 255, (3, 8, 8), np.uint8)), "channels last"),
-    "image and state": (lambda: Line(spaces.Dict({"i": spaces.Box(0, 255, (8, 8, 3), np.uint8), "s": BOX})), "mixes"),
+    "channels first in a Dict": (
+        lambda: Line(spaces.Dict({"i": spaces.Box(0, 255, (3, 8, 8), np.uint8), "s": BOX})),
+        "channels last",
+    ),
     "text": (lambda: Line(spaces.Text(4)), "Text"),
     "not an environment": (lambda: object(), "gymnasium.Env"),
     "a vector environment": (lambda: gym.make_vec("Pendulum-v1", 2), "make_pool"),

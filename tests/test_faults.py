@@ -472,9 +472,9 @@ REFUSED = {  # before the first step: what it is, and what is said
     "a float image": (lambda: Odd(observation_space=ROUND((8, 8, 3))), "must be uint8"),
     "channels first": (lambda: Odd(observation_space=BOX(0, 255, (3, 64, 64), np.uint8)), "channels last"),
     "stacked images": (lambda: Odd(observation_space=BOX(0, 255, (4, 64, 64, 3), np.uint8)), "single HxWxC"),
-    "an image beside a vector": (
-        lambda: Odd(observation_space=spaces.Dict(a=BOX(0, 255, (8, 8, 3), np.uint8), b=ROUND((2,)))),
-        "mixes an image",
+    "a float image beside a vector": (
+        lambda: Odd(observation_space=spaces.Dict(a=ROUND((8, 8, 3)), b=ROUND((2,)))),
+        "must be uint8",
     ),
     "reset returns the observation alone": (lambda: Odd(first=np.zeros(2, np.float32)), "reset"),
     "reset returns nothing": (lambda: Odd(first=lambda: None), "reset"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import gymnasium as gym
+import gymnasium_robotics
 import jax
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 import maxinforl
 from deploy_helpers import TINY, scrambled
 from maxinforl import cli, deploy, envs, runner
+from maxinforl.core.types import Spec
 from maxinforl.deploy import bundle
 from maxinforl.deploy.policy_weights import learner_of
 from maxinforl.errors import BadInput
@@ -198,8 +200,7 @@ def test_evaluate_and_vector_environments_of_dicts():
 
 @pytest.mark.slow
 def test_a_goal_maze_of_gymnasium_robotics(tmp_path):
-    robotics = pytest.importorskip("gymnasium_robotics")
-    gym.register_envs(robotics)
+    gym.register_envs(gymnasium_robotics)
     make = lambda: gym.make("PointMaze_UMaze-v3", max_episode_steps=20)
     agent = maxinforl.make("maxinfo-sac", make, set=TINY, batch_size=8, learning_starts=4, eval_episodes=0).learn(40)
     assert np.isfinite(mean_return(agent, SyncVectorEnv([make, make])))
@@ -254,7 +255,7 @@ def test_parts_for_critics_alone_are_last_and_need_not_be_given(tmp_path):
     assert [(p.name, p.critic_only) for p in agent.spaces.parts] == [
         ("arm.angle", False), ("goal", False), ("arm.touch", True), ("mode.0", True), ("mode.1", True)
     ]  # fmt: skip
-    assert agent.spec == ((16,), 2, 10) and agent.spec.seen.obs == (6,)
+    assert agent.spec == Spec((16,), 2, 10) and agent.spec.seen.obs == (6,)
     row = NESTED.sample()
     expected, _ = agent.predict(row, deterministic=True)
     np.testing.assert_array_equal(agent.predict(seen_by_actor(row), deterministic=True)[0], expected)

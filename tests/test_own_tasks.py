@@ -52,6 +52,7 @@ def test_a_module_that_is_nowhere_is_named(tmp_path, monkeypatch):
         ("policy_kwargs", "did you mean 'base.hidden'"),
         ("total_timesteps", "did you mean 'steps'"),
         ("device", "JAX_PLATFORMS"),
+        ("relabel", "Hindsight relabelling is not offered"),
         ("progress_bar", r"learn\(steps, progress=True\)"),
     ],
 )

@@ -20,7 +20,8 @@ from gymnasium.vector import VectorEnv
 
 from maxinforl import config, envs, files, saved
 from maxinforl.algorithms import Algo
-from maxinforl.core.encoders import States
+from maxinforl.core.checks import why_not_exported
+from maxinforl.core.encoders import Pixels, States
 from maxinforl.core.program import Program, shared_program
 from maxinforl.core.types import Latents, Spec, clock
 from maxinforl.core.update import INIT, stream
@@ -40,7 +41,7 @@ from maxinforl.settings import (
     resolve,
     title,
 )
-from maxinforl.spaces import Spaces, read_clock, read_spaces
+from maxinforl.spaces import Spaces, read_clock, read_spaces, with_before
 from maxinforl.training import checkpoint
 from maxinforl.training.arrays import agent_arrays, agent_from, agent_shapes
 from maxinforl.training.callbacks import Callbacks
@@ -355,9 +356,12 @@ class Agent:
 
         Args:
             observation: one observation or a batch of them, as the environment or a Gymnasium vector environment gives
-                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked.
-            state: returned as it is, as Stable-Baselines3 expects.
-            episode_start: ignored, as for all policies without memory.
+                it (Dict, Tuple and discrete ones too), or flat, as `observation_space` says. Images come stacked,
+                or see `episode_start`.
+            state: of single frames, what the call before returned: the frames before these. Otherwise it is returned as
+                it is, as Stable-Baselines3 expects.
+            episode_start: with it images may be single frames, as environments give them and Stable-Baselines3's
+                evaluate_policy passes them on; true for the first of an episode.
             deterministic: the action of an evaluation; otherwise one of the behaviour, as in training. For most agents
                 that is a sample of the policy. Optimistic agents (OAC) move its mean, and agents with a second policy
                 to explore with (ε-switching, explore-then-exploit) follow that one wherever their schedule explores.
@@ -365,7 +369,12 @@ class Agent:
         Returns:
             An action or a batch of actions, and `state`.
         """
-        batch, single = self.spaces.batch(observation, self.settings)
+        frames = None if episode_start is None else self.spaces.frames(observation, self.settings)
+        if frames is None:
+            batch, single = self.spaces.batch(observation, self.settings)
+        else:
+            batch, single = with_before(frames[0], state, episode_start, self.stack), frames[1]
+            state = batch
         program, agent, now = self.acting_state()
         if deterministic:
             action = program.act(agent, batch, now)
@@ -510,6 +519,8 @@ def make(
     agent.check()
     if "intrinsic" in parts:
         check_bonus(strategy, agent.spec)
+    if (sentence := why_not_exported(strategy.base)) is not None:
+        warnings.warn(sentence, stacklevel=2)
     return agent
 
 
@@ -536,7 +547,7 @@ def check_part(name: str, value: Any) -> None:
 
 def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -> None:
     """Refuses vectors for a pixel-based agent, and images for one that is not."""
-    pixels, images = strategy.base.encoder.pixels, len(spaces.observation.shape) == 3
+    pixels, images = strategy.base.encoder.pixels, spaces.observation.dtype == np.uint8
     if pixels and not images:
         raise BadInput(f"{title(settings)} learns from images: use pixels/{settings.env}", "pixels.md")
     if images and not pixels:
@@ -547,12 +558,17 @@ def check_observations(strategy: Strategy, settings: Settings, spaces: Spaces) -
 
 def check_hidden(strategy: Strategy, spec: Spec) -> None:
     """Parts for critics alone need an actor that can do without them."""
-    if spec.hidden and strategy.base.optimism is not None:
+    hides = spec.seen.obs != spec.obs
+    if hides and strategy.base.optimism is not None:
         raise BadInput(
             "an optimistic base asks its critics how to act, and they need what --critic-only hides: use sac"
         )
-    if spec.hidden and not isinstance(strategy.base.encoder, States):
-        raise BadInput("--critic-only needs the encoder States: one of your own mixes in what the actor may not see")
+    if hides and not isinstance(strategy.base.encoder, (States, Pixels)):
+        raise BadInput(
+            "--critic-only needs the encoder States or Pixels: one of your own mixes in what the actor may not see"
+        )
+    if hides and spec.pixels and not spec.seen.images:
+        raise BadInput("--critic-only hides every image: leave one for the actor, or train a state-based agent")
 
 
 def check_bonus(strategy: Any, spec: Spec) -> None:

@@ -84,6 +84,7 @@ OTHER_LIBRARIES = {  # what other libraries call a setting: its name here
 ARGUMENTS = {  # what other libraries pass where this one has no setting: what to do instead
     "device": "JAX chooses the device: set the environment variable JAX_PLATFORMS to cpu, cuda or tpu",
     "progress_bar": "It is an argument of learn: agent.learn(steps, progress=True)",
+    "relabel": "Hindsight relabelling is not offered: give demonstrations as prior_data, or shape the reward",
     "verbose": "It is an argument of learn: agent.learn(steps, progress=True)",
     "callback": "It is an argument of learn: agent.learn(steps, callback=...)",
     "policy": "The networks belong to the base: see base.policy and base.hidden in `maxinforl list --preset`",

@@ -140,7 +140,7 @@ def flag_column(name: str, values: Any) -> np.ndarray:
 
 def in_units(prior: Prior, spaces: Spaces, env: str) -> Prior:
     """Prior data with actions in [-1, 1], by the limits of an environment; refused where it is of another one."""
-    if len(spaces.observation.shape) != 1:
+    if spaces.observation.dtype == np.uint8:
         raise BadInput(f"prior data are vectors, and {env} gives images: leave --prior-data out", SEE)
     for what, array, box in (("observations", prior.obs, spaces.observation), ("actions", prior.action, spaces.action)):
         if array.shape[1:] != box.shape:
@@ -213,7 +213,7 @@ def from_replay(replay: Replay, action: Box) -> Prior:
 
     Episodes that are still open are cut where they are.
     """
-    if replay.obs.ndim != 3:
+    if replay.obs.dtype == jnp.uint8:
         raise BadInput("prior data are vectors, and this replay holds images: save the agent instead", SEE)
     obs, action_column, reward, end, starts = (
         np.array(x) for x in (replay.obs, replay.action, replay.reward, replay.end, replay.starts)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from maxinforl.core.layout import Layout
 from maxinforl.core.types import Backup, Batch
 from maxinforl.transition import Transition
 
@@ -36,9 +37,18 @@ class Replay(eqx.Module):
     pushed: Array  # [lanes] starts ever appended
     popped: Array  # [lanes] starts ever dropped
     stack: int = eqx.field(static=True)
+    layout: Layout | None = eqx.field(static=True, default=None)  # of rows of bytes that hold images and vectors
 
     @staticmethod
-    def create(lanes: int, rows: int, frame: tuple[int, ...], dtype, actions: int, stack: int = 1) -> Replay:
+    def create(
+        lanes: int,
+        rows: int,
+        frame: tuple[int, ...],
+        dtype,
+        actions: int,
+        stack: int = 1,
+        layout: Layout | None = None,
+    ) -> Replay:
         zeros = lambda *shape, dtype=jnp.int32: jnp.zeros((lanes, *shape), dtype)
         return Replay(
             zeros(rows, *frame, dtype=dtype),
@@ -51,6 +61,7 @@ class Replay(eqx.Module):
             zeros(),
             zeros(),
             stack,
+            layout,
         )
 
     @property
@@ -90,18 +101,26 @@ class Replay(eqx.Module):
             self.pushed + t.valid,
             popped,
             self.stack,
+            self.layout,
         )
 
-    def frames(self, lane: Array, head: Array) -> Array:
+    def frames(self, lane: Array, head: Array) -> Any:
         """The observation at a row: the last `stack` frames of its episode on the channel axis, oldest first."""
+        if self.layout is not None:
+            return self.layout.read(self.stacked(lane, head))
+        return self.stacked(lane, head)
+
+    def stacked(self, lane: Array, head: Array) -> Array:
+        """As it is kept: images on their last axis, and rows of bytes too."""
         if self.stack == 1:
             return self.obs[lane, head % self.rows]
         age = self.age[lane, head % self.rows]
         back = jnp.minimum(jnp.arange(self.stack)[::-1], age[..., None])
         frames = self.obs[lane[..., None], (head[..., None] - back) % self.rows]
-        return jnp.concatenate([frames[..., i, :, :, :] for i in range(self.stack)], -1)
+        axis = frames.ndim - (self.obs.ndim - 2) - 1
+        return jnp.concatenate([jax.lax.index_in_dim(frames, i, axis, False) for i in range(self.stack)], -1)
 
-    def latest(self) -> Array:
+    def latest(self) -> Any:
         """What to act on now, one observation per environment."""
         return self.frames(self.lanes, self.head)
 

@@ -53,17 +53,25 @@ class Policy:
         self.shape, self.dtype = tuple(observation["shape"]), np.dtype(observation["dtype"])
         self.low, self.high = (np.array(action[side], np.float32) for side in ("low", "high"))
         self.centre, self.half = self.high / 2 + self.low / 2, self.high / 2 - self.low / 2
-        self.strides, self.parts = observation["strides"], observation.get("parts", [])
+        self.strides, self.parts, self.stack = (
+            observation["strides"],
+            observation.get("parts", []),
+            observation["stack"],
+        )
+        self.many = are_many(self.parts)
         self.network = with_arrays(self.contract["network"], self.weights)
         self.frames = None
 
     def __call__(self, observation) -> np.ndarray:
         """The action for one observation or for each of a batch."""
-        x = self.checked(observation)
-        if self.strides:
-            single = x.ndim == len(self.shape)
-            x = self.latent(x[None] if single else x)
-            x = x[0] if single else x
+        return self.act(*self.parted(observation)) if self.many else self.act([], self.checked(observation))
+
+    def act(self, images: list, x: np.ndarray) -> np.ndarray:
+        """The action for images and the vector beside them, or for one of the two alone."""
+        if self.strides and not images:
+            images, x = [x], np.zeros((*x.shape[:-3], 0), np.float32)
+        latents = [self.latent(image, f"image.{i}." if self.many else "") for i, image in enumerate(images)]
+        x = np.concatenate([*latents, x], -1)
         kept = []
         for name, arrays in self.network:
             x = operate(name, arrays, x, kept)
@@ -84,21 +92,39 @@ class Policy:
             raise ValueError("the observation holds a number that is not finite: look at the sensor that gave it")
         return x
 
-    def latent(self, images: np.ndarray) -> np.ndarray:
-        """Images through the convolutions and the projection."""
-        x = images.astype(np.float32) / np.float32(255)
+    def parted(self, observation, stack: int | None = None) -> tuple[list, np.ndarray]:
+        """Images, with the frames before them, and the vector of an observation; what is not finite is refused."""
+        images, vector = parted(observation, self.parts, self.stack if stack is None else stack)
+        if not np.isfinite(vector).all():
+            raise ValueError("the observation holds a number that is not finite: look at the sensor that gave it")
+        return images, vector
+
+    def zeros(self):
+        """An observation of zeros."""
+        if not self.many:
+            return np.zeros(self.shape, self.dtype)
+        return nested(self.parts, [zeros_of(part, self.stack) for part in self.parts])
+
+    def latent(self, images: np.ndarray, of: str = "") -> np.ndarray:
+        """One image or a batch of them through its convolutions and its projection."""
+        x, weights = images.reshape(-1, *images.shape[-3:]).astype(np.float32) / np.float32(255), self.weights
         for i, stride in enumerate(self.strides):
-            x = np.maximum(convolve(x, self.weights[f"conv.{i}.weight"], stride) + self.weights[f"conv.{i}.bias"], 0)
-        x = x.reshape(len(x), -1) @ self.weights["trunk.weight"] + self.weights["trunk.bias"]
-        return np.tanh(layer_norm(x, self.weights["trunk.scale"], self.weights["trunk.shift"]))
+            x = np.maximum(convolve(x, weights[f"{of}conv.{i}.weight"], stride) + weights[f"{of}conv.{i}.bias"], 0)
+        x = x.reshape(len(x), -1) @ weights[f"{of}trunk.weight"] + weights[f"{of}trunk.bias"]
+        x = np.tanh(layer_norm(x, weights[f"{of}trunk.scale"], weights[f"{of}trunk.shift"]))
+        return x.reshape(*images.shape[:-3], -1)
 
     def see(self, frame, first: bool = False) -> np.ndarray:
-        """The action for a new frame, with the ones before it; `first` fills the stack with this one."""
-        frame, depth = np.asarray(frame), self.contract["observation"]["stack"]
+        """The action for a new frame, with the ones before it; `first` fills the stack with this one.
+
+        Where there are images and vectors, it is for the environment's own observation.
+        """
+        images, vector = self.parted(frame, 1) if self.many else ([np.asarray(frame)], None)
         if first or self.frames is None:
-            self.frames = [frame] * depth
-        self.frames = [*self.frames[1:], frame]
-        return self(np.concatenate(self.frames, -1))
+            self.frames = [images] * self.stack
+        self.frames = [*self.frames[1:], images]
+        stacks = [np.concatenate(frames, -1) for frames in zip(*self.frames)]
+        return self(stacks[0]) if vector is None else self.act(stacks, vector)
 
 
 def gathered(observation, parts: list, shape: tuple):
@@ -120,6 +146,64 @@ def gathered(observation, parts: list, shape: tuple):
     if len({x.shape[:-1] for x in found}) > 1:
         raise ValueError(f"the parts of an observation are batches of unequal length: {[len(x) for x in found]}")
     return np.concatenate(found, -1)
+
+
+def are_many(parts: list) -> bool:
+    """Whether these are images and vectors, or several images."""
+    return len(parts) > 1 and any(part.get("image") for part in parts)
+
+
+def parted(observation, parts: list, stack: int) -> tuple[list, np.ndarray]:
+    """Images, `stack` frames on the last axis, and the vector of the environment's own observation, or of a batch."""
+    if not isinstance(observation, (Mapping, tuple)):
+        names = ", ".join(".".join(map(str, part["path"])) for part in parts)
+        raise ValueError(f"an observation has the parts {names}: give it as the environment does")
+    images, numbers = [], []
+    for part in parts:
+        x = np.asarray(reached(observation, part))
+        if part.get("image"):
+            images.append(frames_of(x, part, stack))
+        else:
+            numbers.append(entries(x, part))
+    lead = {x.shape[:-3] for x in images} | {x.shape[:-1] for x in numbers}
+    if len(lead) > 1:
+        raise ValueError(f"the parts of an observation are batches of unequal length: {sorted(lead)}")
+    return images, np.concatenate([*numbers, np.zeros((*lead.pop(), 0), np.float32)], -1)
+
+
+def zeros_of(part: dict, stack: int) -> np.ndarray:
+    """A part of zeros or, of a discrete one, of its least choices."""
+    if part.get("image"):
+        height, width, channels = (*part["shape"], 1)[:3]
+        return np.zeros((height, width, channels * stack), np.uint8)
+    if part["sizes"]:
+        return np.array(part["starts"]).reshape(part["shape"])
+    return np.zeros(part["shape"], np.float32)
+
+
+def nested(parts: list, arrays: list) -> dict:
+    """Arrays under the keys and places that lead to their parts."""
+    whole: dict = {}
+    for part, array in zip(parts, arrays):
+        inside = whole
+        for key in part["path"][:-1]:
+            inside = inside.setdefault(key, {})
+        inside[part["path"][-1]] = array
+    return whole
+
+
+def frames_of(x: np.ndarray, part: dict, stack: int) -> np.ndarray:
+    """An image or a batch of them, with its frames on the last axis."""
+    name, own = ".".join(map(str, part["path"])), tuple(part["shape"])
+    if len(own) == 2 and stack == 1 and x.shape[-2:] == own:
+        x = x[..., None]
+    shape = (*own[:2], ((*own, 1)[2]) * stack)
+    if x.shape[-3:] != shape or x.ndim > 4:
+        frames = f", the last {stack} frames on the last axis, oldest first" if stack > 1 else ""
+        raise ValueError(f"{name} has shape {shape}{frames}, or is a batch of them, not {x.shape}")
+    if x.dtype != np.uint8:
+        raise ValueError(f"images are uint8 from 0 to 255, and {name} is {x.dtype}")
+    return x
 
 
 def is_own(x: np.ndarray, part: dict) -> bool:
@@ -227,7 +311,7 @@ def convolve(x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
     return rows.reshape(*windows.shape[:3], -1)
 
 
-def latency(act, observation: np.ndarray, count: int = 1000) -> tuple[float, float]:
+def latency(act, observation: np.ndarray | dict, count: int = 1000) -> tuple[float, float]:
     """Median and 99th percentile of the milliseconds that one action takes."""
     for _ in range(max(3, count // 10)):
         act(observation)
@@ -244,7 +328,7 @@ def main() -> None:
         policy = Policy(sys.argv[1]) if len(sys.argv) > 1 else Policy()
     except (OSError, ValueError) as error:
         sys.exit(f"policy.py: {error}")
-    zeros = np.zeros(policy.shape, policy.dtype)
+    zeros = policy.zeros()
     median, high = latency(policy, zeros, 20 if policy.strides else 1000)
     print(f"{policy.contract['algorithm']} on {policy.contract['environment']}: files are whole")
     print(f"action for zeros: {policy(zeros).tolist()}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box
 
 from maxinforl import runner
+from maxinforl.core.layout import NUMBER, Layout, part_bytes
 from maxinforl.core.types import Spec
 from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
 from maxinforl.settings import Settings
 
+FRAMES = "the last {} frames on the last axis, oldest first (or single frames with episode_start=)"
 LARGEST = 2**24  # numbers in an observation that a file may claim
 
 
@@ -35,19 +38,32 @@ class Spaces(NamedTuple):
 
     def stack(self, settings: Settings) -> int:
         """Frames of an observation: images are stacked, vectors are not."""
-        return settings.frame_stack if len(self.observation.shape) == 3 else 1
+        return settings.frame_stack if self.observation.dtype == np.uint8 else 1
 
     def spec(self, settings: Settings) -> Spec:
         """Shapes of what an agent observes and does."""
         shape, stack = self.observation.shape, self.stack(settings)
-        hidden = sum(part.size for part in self.parts if part.critic_only)
-        return Spec((*shape[:-1], shape[-1] * stack) if len(shape) == 3 else shape, self.action.shape[0], hidden)
+        hidden = sum(part.size for part in self.parts if part.critic_only and not part.image)
+        return Spec((*shape[:-1], shape[-1] * stack), self.action.shape[0], hidden, self.layout(stack))
+
+    @property
+    def many(self) -> bool:
+        """Whether there are images and vectors, or several images, which lie in a row of bytes."""
+        return self.observation.dtype == np.uint8 and len(self.observation.shape) == 1
+
+    def layout(self, stack: int) -> Layout | None:
+        """Of that row of bytes."""
+        if not self.many:
+            return None
+        return Layout(tuple(p.array for p in self.parts), stack, sum(p.critic_only for p in self.parts))
 
     def batch(self, observation: Any, settings: Settings, whole: bool = False) -> tuple[np.ndarray, bool]:
         """Observations, the environment's own or flat, as a batch in the agent's type, and whether there was only one.
 
         Entries for critics alone may be missing, and are 0, unless the `whole` observation is asked for.
         """
+        if self.many:
+            return self.rows(observation, self.stack(settings), whole)
         of_all, stack = self.spec(settings), self.stack(settings)
         spec, hidden = (of_all, 0) if whole else (of_all.seen, of_all.hidden)
         obs = np.asarray(self.gathered(observation, self.parts if whole else self.seen, of_all.obs))
@@ -56,7 +72,7 @@ class Spaces(NamedTuple):
         single = obs.ndim == len(spec.obs)
         batch = obs[None] if single else obs
         if batch.shape[1:] != spec.obs:
-            stacked = f", the last {stack} frames on the last axis, oldest first" if stack > 1 else ""
+            stacked = f", {FRAMES.format(stack)}" if stack > 1 else ""
             raise BadInput(f"an observation has shape {spec.obs}{stacked}, or a batch of them, not {obs.shape}")
         if spec.pixels and obs.dtype != np.uint8:
             raise BadInput(f"images are uint8 from 0 to 255, and these are {obs.dtype}")
@@ -64,6 +80,40 @@ class Spaces(NamedTuple):
         if not np.isfinite(batch).all():
             raise BadInput("the observation holds a number that is not finite: look at where it comes from")
         return np.pad(batch, [(0, 0), (0, hidden)]) if hidden else batch, single
+
+    def frames(self, observation: Any, settings: Settings) -> tuple[np.ndarray, bool] | None:
+        """As `batch`, of single frames where an agent stacks several; None where they are not single."""
+        try:
+            return None if self.stack(settings) == 1 else self.batch(observation, replace(settings, frame_stack=1))
+        except BadInput:
+            return None
+
+    def rows(self, observation: Any, stack: int, whole: bool) -> tuple[np.ndarray, bool]:
+        """As `batch`, of images and vectors: rows of bytes, in which what the actor does not see may be 0."""
+        size = (stack * self.observation.shape[0],)
+        if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.shape[-1:] == size:
+            return np.atleast_2d(observation), observation.ndim == 1
+        parts = self.parts if whole else self.seen
+        try:
+            images, vector = runner.parted(observation, [part.table() for part in parts], stack)
+        except ValueError as error:
+            raise BadInput(str(error)) from None
+        if not np.isfinite(vector).all():
+            raise BadInput("the observation holds a number that is not finite: look at where it comes from")
+        lead, images, begin = vector.shape[:-1], iter(images), 0
+        count, row = lead[0] if lead else 1, []
+        for part in self.parts:
+            if part not in parts:
+                row.append(np.zeros((count, stack, part.size * (1 if part.image else NUMBER)), np.uint8))
+            elif part.image:
+                height, width, channels = part.array
+                frames = next(images).reshape(count, height, width, stack, channels)
+                row.append(np.moveaxis(frames, 3, 1).reshape(count, stack, -1))
+            else:
+                numbers = np.ascontiguousarray(vector[..., begin : begin + part.size], np.float32).reshape(count, 1, -1)
+                row.append(np.repeat(numbers.view(np.uint8), stack, 1))
+                begin += part.size
+        return np.concatenate(row, -1).reshape(count, -1), not lead
 
     def gathered(self, observation: Any, parts: tuple[Part, ...], shape: tuple[int, ...]) -> Any:
         """The environment's own observation as the array that an agent reads; such an array passes as it is."""
@@ -100,6 +150,18 @@ class Spaces(NamedTuple):
             )
 
 
+def with_before(frames: np.ndarray, before: Any, starts: Any, stack: int) -> np.ndarray:
+    """Frames with the ones before them, which are the last of `before`; where an episode starts they are repeated."""
+    repeated = np.concatenate([frames] * stack, -1)
+    if before is None:
+        return repeated
+    if getattr(before, "shape", None) != repeated.shape:
+        raise BadInput("state= is not what predict returned for the frames before these: pass that, or None at first")
+    moved = np.concatenate([before[..., frames.shape[-1] :], frames], -1)
+    fresh = np.broadcast_to(np.asarray(starts, bool).reshape(-1), len(frames))
+    return np.where(fresh.reshape(-1, *(1,) * (frames.ndim - 1)), repeated, moved)
+
+
 def read_spaces(table: Any) -> Spaces:
     """Spaces from a table of a file, refused where no environment has such or a shape would take much memory."""
     names = ("observation_shape", "observation_dtype", "action_low", "action_high")
@@ -117,13 +179,19 @@ def read_parts(tables: Any, shape: tuple[int, ...]) -> tuple[Part, ...]:
     """Parts of an observation from a file, refused where they do not make up an array of this shape."""
     try:
         parts = tuple(
-            Part(tuple(t["path"]), tuple(t["shape"]), tuple(t["sizes"]), tuple(t["starts"]), t["critic_only"] is True)
+            Part(
+                *(tuple(t[name]) for name in ("path", "shape", "sizes", "starts")),
+                critic_only=t["critic_only"] is True,
+                image=t.get("image") is True,
+            )
             for t in tables
         )
         whole = all(type(n) is int for p in parts for n in (*p.shape, *p.sizes, *p.starts)) and all(
             len(p.sizes) == len(p.starts) and all(isinstance(key, (str, int)) for key in p.path) for p in parts
         )
-        entries = sum(p.size for p in parts)
+        several = len(parts) > 1 and any(p.image for p in parts)
+        entries = sum(part_bytes(p.array) if several else p.size for p in parts)
+        whole = whole and all(len(p.shape) in (2, 3) and not p.sizes for p in parts if p.image)
     except (KeyError, TypeError):
         whole, entries = False, 0
     if not whole or (tables and entries != math.prod(shape)):

@@ -19,6 +19,7 @@ from maxinforl.core.architectures import FeedForward, Network
 from maxinforl.core.checks import check_learner
 from maxinforl.core.encoders import States
 from maxinforl.core.heads import Bellman, Categorical, Quantile, Scalar
+from maxinforl.core.layout import Parts
 from maxinforl.core.model_rows import critic_rows
 from maxinforl.core.multiplier import Constant, Fixed, Multiplier, Tuned
 from maxinforl.core.networks import RELU_GAIN, apply_gradients, stacked
@@ -33,11 +34,13 @@ IMAGINED = 2  # folded into a critic step's key for the actions of imagined rows
 class Actor(eqx.Module):
     trunk: Any
     head: Any  # what its network's `init` gives: an MLP unless `actor_net` says otherwise
-    hidden: int = eqx.field(static=True, default=0)  # entries at the end of a vector that it does not see
+    spec: Spec = eqx.field(static=True)  # of what there is to see
 
-    def view(self, inputs: Array) -> Array:
+    def view(self, inputs: Any) -> Any:
         """What it sees of the critics' inputs."""
-        return inputs[..., : -self.hidden] if self.hidden else inputs
+        if isinstance(inputs, Parts):
+            return Parts(inputs.images[: len(self.spec.seen.images)], inputs.vector[..., : self.spec.seen.vector])
+        return inputs[..., : -self.spec.hidden] if self.spec.hidden else inputs
 
 
 class Critic(eqx.Module):
@@ -180,7 +183,7 @@ class ActorCritic:
             stacked(lambda k: stacked(head, k, self.critics), k_critic, self.channels),
         )
         policy = self.of_actor.init(k_actor, seen, self.policy.outputs(spec.action), self.policy.out_gain)
-        actor = Actor(self.encoder.trunk_init(k_actor_trunk, spec.seen), policy, spec.hidden)
+        actor = Actor(self.encoder.trunk_init(k_actor_trunk, spec.seen), policy, spec)
         params = Params(self.encoder.init(k_encoder, spec), critic, actor)
         return Learner(
             params,
@@ -493,9 +496,8 @@ class ActorCritic:
         s = replace(s, plastic=plasticity.observe(s.plastic, outputs, clock.update))
 
         def perturb(s: Learner) -> Learner:
-            spec = Spec(batch.obs.shape[1:], batch.action.shape[-1], actor.hidden)
             kappa = plasticity.kappa(s.plastic)
-            fresh, other = (self.init(k, spec) for k in jax.random.split(key))
+            fresh, other = (self.init(k, actor.spec) for k in jax.random.split(key))
             params, target = perturbed(s.params, fresh.params, kappa), perturbed(s.target, other.target, kappa)
             return replace(s, params=params, target=target, value_opt=fresh.value_opt, actor_opt=fresh.actor_opt)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from maxinforl.core.architectures import Network
+from maxinforl.core.encoders import Pixels, States
 from maxinforl.core.networks import ACTIVATIONS
-from maxinforl.core.policies import SquashedGaussian
+from maxinforl.core.policies import NoisyDeterministic, SquashedGaussian
 from maxinforl.errors import BadInput, unknown
 
 COUNTS = ("critics", "num_min_critics", "channels", "policy_delay", "update_ratio", "nstep", "batch_size")
@@ -87,6 +88,17 @@ def check_networks(base: Any) -> None:
         )
     if base.plasticity is not None and base.actor_net is not None:
         raise BadInput("dormant neurons are counted in dense layers: leave out base.actor_net or base.plasticity")
+
+
+def why_not_exported(base: Any) -> str | None:
+    """Why the policy of an `ActorCritic` cannot be exported; None where it can."""
+    if type(base.of_actor).operations is Network.operations:
+        return f"a network of kind {type(base.of_actor).__name__} cannot be exported: give it operations()"
+    if not isinstance(base.policy, (SquashedGaussian, NoisyDeterministic)):
+        return f"a policy of kind {type(base.policy).__name__} cannot be exported: only tanh policies can"
+    if not isinstance(base.encoder, (States, Pixels)):
+        return f"an encoder of kind {type(base.encoder).__name__} cannot be exported: use States or Pixels"
+    return None
 
 
 def check_batch_norm(base: Any) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import sequential_vmap
 
+from maxinforl.core.layout import Parts
 from maxinforl.core.networks import RELU_GAIN, Dense, LayerNorm, initial_weight
 from maxinforl.core.types import Batch, LatentSpec, Spec
 from maxinforl.errors import BadInput
@@ -50,7 +52,8 @@ class States:
 
     def latents(self, spec: Spec) -> LatentSpec:
         if spec.pixels:
-            raise BadInput(f"this agent reads vectors, and the observations are images of {_size(spec)}: use drq")
+            sizes = " and ".join(f"{shape[0]}x{shape[1]}" for shape in spec.images)
+            raise BadInput(f"this agent reads vectors, and the observations are images of {sizes}: use drq")
         return LatentSpec(spec.obs[0], spec.action, 0, delta=True)
 
     def augment(self, batch: Batch, key: Array) -> Batch:
@@ -70,53 +73,85 @@ class Pixels:
         if self.latent < 1:
             raise BadInput(f"base.encoder.latent must be at least 1, not {self.latent}")
 
-    def width(self, spec: Spec) -> int:
-        """Entries of the flattened features."""
-        if not spec.pixels:
-            raise BadInput(f"this agent reads images, and the observation has the shape {spec.obs}: use pixels/...")
-        height, width = spec.obs[:2]
-        for stride in STRIDES:
-            height, width = (height - KERNEL) // stride + 1, (width - KERNEL) // stride + 1
-        if min(height, width) < 1:
-            raise BadInput(f"images of {_size(spec)} are too small for the encoder: 15x15 is the least, 84x84 is usual")
-        return height * width * FILTERS
+    def init(self, key: Array, spec: Spec) -> Any:
+        """Convolutions; of every image its own where there are images and vectors."""
+        if spec.layout:
+            keys = jax.random.split(key, len(spec.images))
+            return tuple(convolutions(k, shape[-1]) for k, shape in zip(keys, spec.images))
+        return convolutions(key, spec.obs[-1])
 
-    def init(self, key: Array, spec: Spec) -> tuple[Conv, ...]:
-        channels = (spec.obs[-1], *(FILTERS for _ in STRIDES[1:]))
-        return tuple(Conv(k, c) for k, c in zip(jax.random.split(key, len(STRIDES)), channels))
-
-    def features(self, params: tuple[Conv, ...], obs: Array) -> Array:
+    def features(self, params: Any, obs: Any) -> Any:
+        if isinstance(obs, Parts):
+            return Parts(tuple(map(self.features, params, obs.images)), obs.vector)
         if obs.dtype != jnp.uint8:
             raise BadInput(f"images must be uint8 from 0 to 255, and these are {obs.dtype}")
         return in_slices(partial(_features, params), obs)
 
-    def trunk_init(self, key: Array, spec: Spec) -> Projection:
-        return Projection(key, self.width(spec), self.latent)
+    def trunk_init(self, key: Array, spec: Spec) -> Any:
+        if spec.layout:
+            keys = jax.random.split(key, len(spec.images))
+            return tuple(Projection(k, flattened(shape), self.latent) for k, shape in zip(keys, spec.images))
+        return Projection(key, flattened(spec.obs), self.latent)
 
-    def trunk(self, params: Projection, features: Array) -> Array:
+    def trunk(self, params: Any, features: Any) -> Array:
+        """The latent of every image, and the vector beside them."""
+        if isinstance(features, Parts):
+            return jnp.concatenate([*map(self.trunk, params, features.images), features.vector], -1)
         return params(features)
 
-    def linear(self, params: Projection, features: Array) -> tuple[Array, ...]:
+    def linear(self, params: Any, features: Any) -> tuple[Array, ...]:
         """Outputs of the trunk's dense layers, before anything follows them."""
+        if isinstance(features, Parts):
+            return tuple(p.dense(x) for p, x in zip(params, features.images))
         return (params.dense(features),)
 
-    def extra(self, features: Array) -> Array:
+    def extra(self, features: Any) -> Array:
         """The 32-entry embedding: maxima over 32 equal windows of the features, which are in h-w-c order."""
+        if isinstance(features, Parts):
+            return jnp.concatenate([self.extra(x) for x in features.images], -1)
         lead = features.shape[:-1]
         if self.per_channel:
             return features.reshape(*lead, -1, FILTERS).max(-2)
         return features.reshape(*lead, EMBEDDING, -1).max(-1)
 
     def latents(self, spec: Spec) -> LatentSpec:
-        self.width(spec)
-        return LatentSpec(self.latent, spec.action, EMBEDDING, delta=False)
+        if not spec.images:
+            raise BadInput(f"this agent reads images, and the observation has the shape {spec.obs}: use pixels/...")
+        count = len([flattened(shape) for shape in spec.images])
+        z = count * self.latent + spec.vector
+        return LatentSpec(z, spec.action, count * EMBEDDING, delta=False, vector=spec.vector)
 
     def augment(self, batch: Batch, key: Array) -> Batch:
         """One randomly shifted view of every image, with draws of its own."""
         k_obs, k_one, k_nstep = jax.random.split(key, 3)
-        view = lambda backup, k: backup._replace(next_obs=shifted(backup.next_obs, k))
+        view = lambda backup, k: backup._replace(next_obs=moved(backup.next_obs, k))
         nstep = None if batch.nstep is None else view(batch.nstep, k_nstep)
-        return batch._replace(obs=shifted(batch.obs, k_obs), one=view(batch.one, k_one), nstep=nstep)
+        return batch._replace(obs=moved(batch.obs, k_obs), one=view(batch.one, k_one), nstep=nstep)
+
+
+def flattened(shape: tuple[int, ...]) -> int:
+    """Entries of an image's features."""
+    height, width = shape[:2]
+    for stride in STRIDES:
+        height, width = (height - KERNEL) // stride + 1, (width - KERNEL) // stride + 1
+    if min(height, width) < 1:
+        raise BadInput(
+            f"images of {shape[0]}x{shape[1]} are too small for the encoder: 15x15 is the least, 84x84 is usual"
+        )
+    return height * width * FILTERS
+
+
+def convolutions(key: Array, channels: int) -> tuple[Conv, ...]:
+    inputs = (channels, *(FILTERS for _ in STRIDES[1:]))
+    return tuple(Conv(k, c) for k, c in zip(jax.random.split(key, len(STRIDES)), inputs))
+
+
+def moved(obs: Any, key: Array) -> Any:
+    """Observations with their images shifted, each with draws of its own."""
+    if not isinstance(obs, Parts):
+        return shifted(obs, key)
+    keys = jax.random.split(key, max(1, len(obs.images)))
+    return obs._replace(images=tuple(map(shifted, obs.images, keys)))
 
 
 class Conv(eqx.Module):
@@ -211,7 +246,3 @@ def _convolve_bwd(stride: int, saved: tuple[Array, Array], slope: Array) -> tupl
 
 
 convolve.defvjp(_convolve_fwd, _convolve_bwd)
-
-
-def _size(spec: Spec) -> str:
-    return f"{spec.obs[0]}x{spec.obs[1]}"

@@ -177,19 +177,21 @@ class Program(StepFunctions):
     @cached_property
     def act(self) -> Callable:
         """(agent, observations, clock) -> deterministic actions, without randomness."""
-        act = lambda agent, obs, now: self.agent.act(agent, obs, jax.random.key(0), now, explore=False)
+        read = self.spec.read
+        act = lambda agent, obs, now: self.agent.act(agent, read(obs), jax.random.key(0), now, explore=False)
         return self.compiled("act", act, (0, 0, None), 0)
 
     @cached_property
     def sample_act(self) -> Callable:
         """(agent, observations, key, clock) -> actions as in training."""
-        act = lambda agent, obs, key, now: self.agent.act(agent, obs, key, now, explore=True)
+        act = lambda agent, obs, key, now: self.agent.act(agent, self.spec.read(obs), key, now, explore=True)
         return self.compiled("sample_act", act, (0, 0, 0, None), 0)
 
     @cached_property
     def score(self) -> Callable:
         """(agent, observations, actions in [-1, 1]) -> the intrinsic reward of each, before standardisation."""
-        return self.compiled("score", self.agent.score, (0, 0, 0), 0)
+        score = lambda agent, obs, action: self.agent.score(agent, self.spec.read(obs), action)
+        return self.compiled("score", score, (0, 0, 0), 0)
 
 
 def shared_program(*configuration: Any) -> Program:

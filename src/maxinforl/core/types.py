@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from maxinforl.core.layout import Layout, Parts
+
 Metrics = dict[str, Array]
 
 
@@ -15,19 +17,38 @@ class Spec(NamedTuple):
     """What an agent sees and does: shape of one observation (frame stack included) and the number of actions.
 
     The last `hidden` entries of a vector are for critics and intrinsic models alone: the actor does not see them.
+    An observation of images and vectors is a row of bytes with a `layout`, and its vector's entries hide alike.
     """
 
     obs: tuple[int, ...]
     action: int
     hidden: int = 0
+    layout: Layout | None = None
 
     @property
     def pixels(self) -> bool:
-        return len(self.obs) == 3
+        return len(self.obs) == 3 or self.layout is not None
+
+    @property
+    def images(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the images in an observation."""
+        return self.layout.images if self.layout else (self.obs,) if self.pixels else ()
+
+    @property
+    def vector(self) -> int:
+        """Numbers beside the images, or all of an observation without any."""
+        return self.layout.width if self.layout else 0 if self.pixels else self.obs[0]
+
+    def read(self, obs: Array) -> Array | Parts:
+        """Observations as networks take them."""
+        return self.layout.read(obs) if self.layout else obs
 
     @property
     def seen(self) -> Spec:
         """What the actor sees."""
+        if self.layout:
+            seen = self.layout.seen
+            return Spec((seen.stack * seen.frame,), self.action, layout=seen)
         return Spec((self.obs[0] - self.hidden,), self.action) if self.hidden else self
 
 
@@ -81,12 +102,16 @@ class Latents(NamedTuple):
 
 
 class LatentSpec(NamedTuple):
-    """Widths of `Latents`; `delta` says whether models predict next_z - z (states) or next_z (pixels)."""
+    """Widths of `Latents`; `delta` says whether models predict next_z - z (states) or next_z (pixels).
+
+    The last `vector` entries of latents beside which a vector lies are states, too.
+    """
 
     z: int
     action: int
     extra: int
     delta: bool
+    vector: int = 0
 
 
 Bonus = Callable[[Array, Array], tuple[Array, Any]]

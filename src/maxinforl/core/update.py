@@ -134,9 +134,9 @@ class StepFunctions:
 
     def select_action(self, s: TrainState, *, uniform: bool) -> Array:
         key = jax.random.fold_in(stream(s.seed, STEP, s.clock.step), 0)
-        obs = s.replay.latest()
         if uniform:
-            return jax.random.uniform(key, (obs.shape[0], self.spec.action), minval=-1.0, maxval=1.0)
+            return jax.random.uniform(key, (s.replay.obs.shape[0], self.spec.action), minval=-1.0, maxval=1.0)
+        obs = s.replay.latest()
         noise = self.agent.base.action_noise
         return self.agent.act(s.agent, obs, key, s.clock, explore=True, noise=noise and noise(s.noise))
 

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from maxinforl.errors import BadInput, RunFailed, unknown
 
 FORMATS = ("numpy", "onnx")
 TOLERANCE = 1e-5  # of an action that spans [-1, 1]
-Act = Callable[[np.ndarray], np.ndarray]
+Act = Callable[[Any], np.ndarray]
 
 
 class Latency(NamedTuple):
@@ -55,7 +55,7 @@ def export(agent: Agent, to: str, out: str | Path) -> Latency:
     )
     act = opened(out, to)
     compare(agent, act, out)
-    return Latency(*runner.latency(act, examples(agent, 1)[0], 20 if strides_of(agent) else 1000))
+    return Latency(*runner.latency(act, first(examples(agent, 1)), 20 if strides_of(agent) else 1000))
 
 
 def as_numpy(agent: Agent) -> dict[str, bytes]:
@@ -77,16 +77,33 @@ def opened(bundle: Path, to: str) -> Act:
         return runner.Policy(bundle)
     from maxinforl.deploy.graph import session
 
-    parts = runner.read_contract(bundle / "contract.json")["observation"].get("parts", [])
-    return session(bundle / "policy.onnx", parts)
+    contract = runner.read_contract(bundle / "contract.json")["observation"]
+    return session(bundle / "policy.onnx", contract.get("parts", []), contract["stack"])
 
 
-def examples(agent: Agent, count: int) -> np.ndarray:
-    """Random observations to compare on."""
-    generator = np.random.default_rng(0)
-    if agent.spec.pixels:
-        return generator.integers(0, 256, (count, *agent.spec.seen.obs), np.uint8)
-    return generator.normal(0, 2, (count, *agent.spec.seen.obs)).astype(np.float32)
+def examples(agent: Agent, count: int) -> Any:
+    """Random observations to compare on: the environment's own where there are images and vectors."""
+    generator, spec = np.random.default_rng(0), agent.spec.seen
+    if spec.layout:
+        parts = [part.table() for part in agent.spaces.seen]
+        return runner.nested(parts, [random_part(part, count, agent.stack, generator) for part in parts])
+    if spec.pixels:
+        return generator.integers(0, 256, (count, *spec.obs), np.uint8)
+    return generator.normal(0, 2, (count, *spec.obs)).astype(np.float32)
+
+
+def random_part(part: dict[str, Any], count: int, stack: int, generator: np.random.Generator) -> np.ndarray:
+    like = runner.zeros_of(part, stack)
+    if part.get("image"):
+        return generator.integers(0, 256, (count, *like.shape), np.uint8)
+    if part["sizes"]:
+        return like + generator.integers(0, np.reshape(part["sizes"], like.shape), (count, *like.shape))
+    return generator.normal(0, 2, (count, *like.shape)).astype(np.float32)
+
+
+def first(observations: Any) -> Any:
+    """The first of a batch."""
+    return {k: first(v) for k, v in observations.items()} if isinstance(observations, dict) else observations[0]
 
 
 def compare(agent: Agent, act: Act, out: Path) -> None:
@@ -96,7 +113,7 @@ def compare(agent: Agent, act: Act, out: Path) -> None:
     half = (agent.action_space.high - agent.action_space.low) / 2
     worst = max(
         float(np.max(np.abs(act(observations) - expected) / half)),
-        float(np.max(np.abs(act(observations[0]) - expected[0]) / half)),
+        float(np.max(np.abs(act(first(observations)) - expected[0]) / half)),
     )
     if not worst <= TOLERANCE:
         files.remove(out / "contract.json")

@@ -24,6 +24,7 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
     """
     settings, action = agent.settings, agent.action_space
     parts, rate = env_facts(agent)
+    many = agent.spec.layout is not None
     table = {
         "format": FORMAT,
         "maxinforl": maxinforl.__version__,
@@ -31,8 +32,8 @@ def contract(agent: Agent, sha256: dict[str, str]) -> dict[str, Any]:
         "environment": settings.env,
         "agent_steps": int(agent.acting_state()[2].step),
         "observation": {
-            "shape": list(agent.spec.seen.obs),
-            "dtype": str(agent.observation_space.dtype),
+            "shape": [agent.spec.seen.vector] if many else list(agent.spec.seen.obs),
+            "dtype": "float32" if many else str(agent.observation_space.dtype),
             "order": parts,
             "parts": [part.table() for part in agent.spaces.seen],
             "stack": agent.stack,
@@ -71,15 +72,16 @@ def env_facts(agent: Agent) -> tuple[list[dict[str, Any]], float | None]:
 
     An environment given as an instance is asked itself; one from a name, class or factory is built for this and closed.
     """
-    parts = [] if agent.spec.pixels else [{"name": part.name, "size": part.size} for part in agent.spaces.seen]
-    whole = parts or [{"name": "image" if agent.spec.pixels else "observation", "size": int(np.prod(agent.spec.obs))}]
+    image = len(agent.spec.obs) == 3
+    parts = [] if image else [{"name": part.name, "size": part.size} for part in agent.spaces.seen]
+    whole = parts or [{"name": "image" if image else "observation", "size": int(np.prod(agent.spec.obs))}]
     try:
         given = agent.environment()
         env = envs.make(given, **env_options(agent.settings))  # type: ignore[arg-type]
     except Exception:  # such as an extra that is not installed here, or hardware that is absent: export needs neither
         return whole, None
     try:
-        return (whole if parts or agent.spec.pixels else observation_parts(env)), control_rate(env)
+        return (whole if parts or image else observation_parts(env)), control_rate(env)
     finally:
         if not isinstance(given, gym.Env):
             envs.close_quietly(env)

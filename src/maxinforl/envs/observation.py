@@ -1,4 +1,4 @@
-"""What an environment observes as the one array that an agent reads: a flat vector, or an image."""
+"""What an environment observes as the one array that an agent reads: a flat vector, an image, or both in bytes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Part(NamedTuple):
     sizes: tuple[int, ...] = ()  # of the choices of a discrete part, each one-hot; () for numbers
     starts: tuple[int, ...] = ()  # the least choice of each
     critic_only: bool = False  # whether the actor does not see it
+    image: bool = False
 
     @property
     def name(self) -> str:
@@ -30,13 +31,22 @@ class Part(NamedTuple):
         """Entries in the flat vector."""
         return sum(self.sizes) or math.prod(self.shape)
 
+    @property
+    def array(self) -> tuple[int, ...]:
+        """Shape of what networks read of it: height, width and channels of an image, else a vector."""
+        return (*self.shape, 1)[:3] if self.image else (self.size,)
+
     def table(self) -> dict[str, Any]:
         """As a table of a file."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in self._asdict().items()}
+        found = {name: list(v) if isinstance(v, tuple) else v for name, v in self._asdict().items()}
+        return found if found.pop("image") is False else found | {"image": True}
 
 
 class Observation(spaces.Box):
-    """The array that an agent reads, and the parts that it is made of; none where it is the observation itself."""
+    """The array that an agent reads, and the parts that it is made of; none where it is the observation itself.
+
+    Images and vectors together are a row of bytes, part after part: pixels as they are, numbers as float32.
+    """
 
     parts: tuple[Part, ...] = ()
 
@@ -44,6 +54,7 @@ class Observation(spaces.Box):
 class Encoder:
     """Flattens an observation: parts in the order of the space, depth first, Discrete parts one-hot.
 
+    With an image among several parts the result is bytes; one image alone stays an image.
     `critic_only` are names of parts, with commas, that the actor does not see: they come last.
     """
 
@@ -55,37 +66,57 @@ class Encoder:
         if not self.leaves:
             raise BadInput("the observation space has no parts: an agent needs something to see")
         only = self.leaves[0][1] if len(self.leaves) == 1 else None
-        if only is not None and is_image(only):
-            self.space = frame_space(only)
-        else:
-            low, high = zip(*(bounds(leaf) for _, leaf in self.leaves))
-            self.space = Observation(np.concatenate(low), np.concatenate(high), dtype=np.float32)
+        self.space = array_space([leaf for _, leaf in self.leaves])
         self.parts = tuple(part_of(*named[i])._replace(critic_only=hidden[i]) for i in order)
+        self.bytes = only is None and self.space.dtype == np.uint8
         self.space.parts = () if space.shape == self.space.shape and isinstance(space, spaces.Box) else self.parts
         self.plain = only if isinstance(only, spaces.Box) else None
 
     def __call__(self, raw: Any) -> np.ndarray:
         if self.plain is not None:
-            return self._box(self.plain, dig(raw, self.leaves[0][0])).reshape(self.space.shape)
-        return np.concatenate([self._flat(leaf, dig(raw, path)) for path, leaf in self.leaves])
+            return box_array(self.plain, dig(raw, self.leaves[0][0])).reshape(self.space.shape)
+        found = [self._flat(leaf, dig(raw, path)) for path, leaf in self.leaves]
+        return np.concatenate([as_bytes(x) for x in found] if self.bytes else found)
 
     def _flat(self, part: spaces.Space, raw: Any) -> np.ndarray:
         if isinstance(part, spaces.Box):
-            return self._box(part, raw).ravel()
+            return box_array(part, raw).ravel()
         if not part.contains(raw):
             raise RunFailed(f"the observation holds {raw!r}, but the space says {part}")
         return np.asarray(spaces.flatten(part, raw), np.float32)
 
-    def _box(self, part: spaces.Box, raw: Any) -> np.ndarray:
-        array = np.asarray(raw)
-        if array.shape != part.shape:
-            raise RunFailed(f"the observation has shape {array.shape}, but the space says {part.shape}")
-        if array.dtype.kind not in "fiub" or (self.space.dtype == np.uint8 and array.dtype != np.uint8):
-            raise RunFailed(f"the observation has dtype {array.dtype}, but the space says {part.dtype}")
-        if array.dtype == self.space.dtype:
-            return array.copy()  # always a copy: environments reuse their buffers
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is a fault
-            return np.array(array, self.space.dtype)
+
+def array_space(parts: list[spaces.Space]) -> Observation:
+    """Of the array that the parts of an observation become."""
+    if len(parts) == 1 and is_image(parts[0]):
+        return frame_space(parts[0])
+    low, high = zip(*(bounds(part) for part in parts))
+    if not any(map(is_image, parts)):
+        return Observation(np.concatenate(low), np.concatenate(high), dtype=np.float32)
+    size = sum(lows.size * (1 if is_image(part) else 4) for part, lows in zip(parts, low))
+    return Observation(0, 255, (size,), np.uint8)
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """A vector in a row of bytes; one that is not finite is a fault, which bytes would hide."""
+    if array.dtype == np.uint8:
+        return array
+    if not np.isfinite(array).all():
+        raise RunFailed(f"the observation holds {array[~np.isfinite(array)][0]}, which is not a finite number")
+    return array.view(np.uint8)
+
+
+def box_array(part: spaces.Box, raw: Any) -> np.ndarray:
+    """A part in the type that an agent reads: images uint8, all else float32."""
+    array, dtype = np.asarray(raw), np.dtype(np.uint8 if is_image(part) else np.float32)
+    if array.shape != part.shape:
+        raise RunFailed(f"the observation has shape {array.shape}, but the space says {part.shape}")
+    if array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != np.uint8):
+        raise RunFailed(f"the observation has dtype {array.dtype}, but the space says {part.dtype}")
+    if array.dtype == dtype:
+        return array.copy()  # always a copy: environments reuse their buffers
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, which is a fault
+        return np.array(array, dtype)
 
 
 def leaves(space: spaces.Space, path: tuple = ()) -> Iterator[tuple[tuple, spaces.Space]]:
@@ -109,7 +140,7 @@ def part_of(path: tuple, leaf: spaces.Space) -> Part:
     if isinstance(leaf, spaces.MultiDiscrete):
         sizes, starts = (tuple(int(n) for n in np.ravel(each)) for each in (leaf.nvec, leaf.start))
         return Part(path, leaf.shape, sizes, starts)
-    return Part(path, leaf.shape)
+    return Part(path, leaf.shape, image=is_image(leaf))
 
 
 def dotted(path: tuple) -> str:
@@ -152,9 +183,10 @@ def frame_space(space: spaces.Space) -> Observation:
 
 
 def bounds(part: spaces.Space) -> tuple[np.ndarray, np.ndarray]:
-    """Flat float32 bounds of one part of a vector observation."""
+    """Flat float32 bounds of one part of an observation."""
     if is_image(part):
-        raise BadInput("the observation mixes an image with other parts: keep one of them before you pass it in")
+        part = frame_space(part)
+        return part.low.ravel(), part.high.ravel()
     if isinstance(part, spaces.Box):
         if len(part.shape) > 2 and part.dtype == np.uint8:
             raise BadInput(

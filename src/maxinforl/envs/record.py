@@ -21,7 +21,7 @@ class StateRecorder:
 
     def add(self, step: int, obs: np.ndarray) -> None:
         """Takes the (N, d) observations that `step` transitions led to."""
-        if obs.ndim != 2:
+        if obs.ndim != 2 or obs.dtype == np.uint8:
             raise BadInput("states can be recorded only where observations are vectors, not images")
         self.began = step - len(obs) if self.began is None else self.began
         kept = obs[-self.seen % self.stride :: self.stride]

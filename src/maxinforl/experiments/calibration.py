@@ -64,7 +64,8 @@ def read_calibration(path: Path) -> Calibration:
     if saved.rows is None:
         raise BadInput("the checkpoint holds no replay")
     shape, dtype = agent.observation_space.shape, agent.observation_space.dtype
-    blank = Replay.create(len(saved.rows.lanes), 1, shape, dtype, agent.spec.action, agent.stack)
+    spec = agent.spec
+    blank = Replay.create(len(saved.rows.lanes), 1, shape, dtype, spec.action, agent.stack, spec.layout)
     return evaluate_ensemble(agent, intrinsic, rebuilt(blank, saved.rows), saved.step)
 
 

@@ -21,6 +21,7 @@ from maxinforl.experiments.suite_runs import SuiteRun
 from maxinforl.explore import Strategy
 from maxinforl.replay import Replay, row_bytes
 from maxinforl.settings import Settings, resolve
+from maxinforl.spaces import Spaces
 from maxinforl.training.trainer import rows_for
 
 # Whole agent steps on two cores (docs/performance.md): 6.7 ms for SAC's 0.55 GFLOP, 21.0 for MaxInfoSAC's 1.79 with
@@ -62,6 +63,8 @@ def dimensions(env: str, args: tuple) -> Dimensions:
     if key not in _known:
         made = envs.make(key[0], env_args=args)
         try:
+            if Spaces(made.observation_space, made.action_space).many:  # type: ignore[arg-type]
+                raise BadInput(f"the cost of images and vectors together is not known: {key[0]}")
             _known[key] = made.observation_space.shape, made.action_space.shape[0]  # type: ignore[index,assignment]
         finally:
             made.close()
@@ -69,7 +72,7 @@ def dimensions(env: str, args: tuple) -> Dimensions:
 
 
 def cost(run: SuiteRun) -> Cost | None:
-    """The cost of one run; None if its environment cannot be built here."""
+    """The cost of one run; None if its environment cannot be built here, or gives images and vectors together."""
     settings, agent = run.resolved
     try:
         shape, actions = dimensions(settings.env, settings.env_arg)

@@ -33,6 +33,7 @@ class Model(eqx.Module):
     frozen: Any  # parameters that are never trained
     blocks: tuple[int, ...] = eqx.field(static=True)  # widths of the parts of the target
     delta: bool = eqx.field(static=True)
+    vector: int = eqx.field(static=True)
     record: Any = ()  # TrackRecord, where it imagines rows for the critics
 
 
@@ -98,12 +99,16 @@ class Ensemble:
             self.frozen(k_frozen, spec),
             blocks,
             spec.delta,
+            spec.vector,
             TrackRecord() if self.model_rows.share else (),
         )
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
         """What the members predict, not yet normalised."""
         change = e.next_z - e.z if model.delta else e.next_z
+        if model.vector:
+            beside = e.next_z[..., -model.vector :] - e.z[..., -model.vector :]
+            change = jnp.concatenate([e.next_z[..., : -model.vector], beside], -1)
         return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
 
     def predict(self, members: MLP, x: Array) -> tuple[Array, Array | None]:

@@ -215,6 +215,7 @@ def rebuilt(blank: Replay, rows: Rows) -> Replay:
         pushed=jnp.array(pushed),
         popped=jnp.zeros(lanes, jnp.int32),
         stack=blank.stack,
+        layout=blank.layout,
     )
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxinforl import files
+from maxinforl.core.layout import Parts
 from maxinforl.core.program import Packed, Program, unpack
 from maxinforl.core.types import Backup, Batch
 from maxinforl.core.update import TrainState, update
@@ -137,7 +138,14 @@ def drawn(program: Program, state: TrainState) -> Arrays:
 def load_bad_batch(path: str | Path) -> tuple[Batch, np.ndarray, dict[str, Any]]:
     """The batches [rounds, updates, batch, ...] that a run stopped at, the keys of its updates, and what was wrong."""
     arrays, facts = files.load_arrays(path)
-    part = lambda name: jnp.asarray(arrays[f"batch/{name}"])
+
+    def part(name: str) -> Any:
+        if f"batch/{name}/vector" not in arrays:
+            return jnp.asarray(arrays[f"batch/{name}"])
+        count = sum(n.startswith(f"batch/{name}/images/") for n in arrays)
+        images = (jnp.asarray(arrays[f"batch/{name}/images/{i}"]) for i in range(count))
+        return Parts(tuple(images), jnp.asarray(arrays[f"batch/{name}/vector"]))
+
     backup = lambda name: Backup(*(part(f"{name}/{f}") for f in Backup._fields))
     try:
         nth = backup("nstep") if "batch/nstep/reward" in arrays else None

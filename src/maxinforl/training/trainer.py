@@ -211,7 +211,8 @@ class Trainer:
         obs, action = self.spaces
         check_memory(self.settings, steps, self.spaces, len(self.per_seed_settings))
         rows = rows_for(steps, self.settings)
-        create = lambda: Replay.create(self.num_envs, rows, obs.shape, obs.dtype, action.shape[0], self.stack)
+        shape = (self.num_envs, rows, obs.shape, obs.dtype, action.shape[0])
+        create = lambda: Replay.create(*shape, self.stack, self.program.spec.layout)
         if self.alone:
             return create()
         zeros = lambda column: jnp.zeros((len(self.per_seed_settings), *column.shape), column.dtype)
