@@ -73,7 +73,7 @@ TASKS = {
         options={"critic_only": "achieved_goal"},
     ),
     "fetch-reach": Task("Dict with a goal", lambda: registered("gymnasium_robotics:FetchReach-v4"), "redq"),
-    "franka-kitchen": Task("Dict of Dicts", lambda: registered("gymnasium_robotics:FrankaKitchen-v1"), "maxinfo-simba"),
+    "double-pendulum": Task("vector", lambda: registered("InvertedDoublePendulum-v5"), "maxinfo-simba"),
     "adroit-door": Task("vector in float64", lambda: registered("gymnasium_robotics:AdroitHandDoor-v1"), "crossq"),
     "lunar-lander": Task("vector", lambda: registered("LunarLander-v3", continuous=True), "maxinfo-sac"),
     "bipedal-walker": Task("vector", lambda: registered("BipedalWalker-v3"), "ddpg"),
