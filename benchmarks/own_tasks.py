@@ -73,7 +73,7 @@ TASKS = {
         options={"critic_only": "achieved_goal"},
     ),
     "fetch-reach": Task("Dict with a goal", lambda: registered("gymnasium_robotics:FetchReach-v4"), "redq"),
-    "franka-kitchen": Task("Dict of Dicts", lambda: registered("gymnasium_robotics:FrankaKitchen-v1"), "maxinfo-simba"),
+    "double-pendulum": Task("vector", lambda: registered("InvertedDoublePendulum-v5"), "maxinfo-simba"),
     "adroit-door": Task("vector in float64", lambda: registered("gymnasium_robotics:AdroitHandDoor-v1"), "crossq"),
     "lunar-lander": Task("vector", lambda: registered("LunarLander-v3", continuous=True), "maxinfo-sac"),
     "bipedal-walker": Task("vector", lambda: registered("BipedalWalker-v3"), "ddpg"),
@@ -110,13 +110,17 @@ TASKS = {
 IN_TESTS = ("point-maze", "two-cameras", "choices", "vector-environment")  # of one kind each, and quick
 
 
+def source(task: Task) -> Any:
+    """What an agent is given: a function that makes environments, or a vector environment itself."""
+    env = task.make()
+    return env if isinstance(env, VectorEnv) else task.make
+
+
 def train(task: Task, out: Path, steps: int, callback: Any = None) -> maxinforl.Agent:
     small = {"base.hidden": (16, 16)} if not task.algo.endswith(("simba", "crossq", "bro")) else {}
     options = {"batch_size": 16, "learning_starts": 20, "eval_episodes": 0, "log_every": steps, "frame_stack": 2}
     options |= {"save_every": steps // 4, "steps": steps} | task.options
-    env = task.make()
-    given = env if isinstance(env, VectorEnv) else task.make
-    return maxinforl.make(task.algo, given, set=small, **options).learn(steps, out=out, callback=callback)
+    return maxinforl.make(task.algo, source(task), set=small, **options).learn(steps, out=out, callback=callback)
 
 
 class KilledAt:
@@ -165,8 +169,7 @@ def resumed(name: str, folder: Path, whole: dict[str, np.ndarray], steps: int) -
     task, out = TASKS[name], folder / "killed"
     code = subprocess.run([sys.executable, __file__, "--killed", name, str(out), str(steps)]).returncode
     assert code == -signal.SIGKILL, f"the run ended with {code} and was not killed"
-    env = task.make()
-    agent = maxinforl.resume(out, env=env if isinstance(env, VectorEnv) else task.make)
+    agent = maxinforl.resume(out, env=source(task))
     found = arrays(agent, folder / "resumed")
     return found.keys() == whole.keys() and all(np.array_equal(found[key], whole[key]) for key in whole)
 
@@ -201,7 +204,7 @@ def check(name: str, folder: Path, steps: int = 200) -> dict[str, Any]:
     lane = env if not isinstance(env, VectorEnv) else gym.make("Pendulum-v1", max_episode_steps=LENGTH)
     result = {"algo": task.algo, "observation": task.observation, "return": round(evaluation(agent, lane), 3)}
     whole = arrays(agent, folder / "saved")
-    again = act(maxinforl.load(folder / "saved", env=task.make), task.make())
+    again = act(maxinforl.load(folder / "saved", env=source(task)), task.make())
     same = all(np.array_equal(a, b) for (_, a), (_, b) in zip(seen, again, strict=True))
     result |= {"loaded": same, "resumed": resumed(name, folder, whole, steps)}
     result |= {to: exported(agent, seen, to, folder / to) for to in ("numpy", "onnx")}

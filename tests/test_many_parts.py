@@ -14,7 +14,7 @@ from gymnasium import spaces
 import maxinforl
 from core_helpers import quick
 from deploy_helpers import scrambled
-from maxinforl import cli, deploy, envs, runner
+from maxinforl import cli, deploy, envs, files, runner
 from maxinforl.core.encoders import EMBEDDING, Pixels
 from maxinforl.core.layout import Layout, Parts
 from maxinforl.core.types import Backup, Batch, Latents, Spec
@@ -22,6 +22,8 @@ from maxinforl.deploy import bundle
 from maxinforl.errors import BadInput, RunFailed
 from maxinforl.intrinsic import InfoGain
 from maxinforl.replay import row_bytes
+from maxinforl.training.arrays import agent_arrays
+from maxinforl.training.nonfinite import load_bad_batch
 from maxinforl.training.trainer import replay_bytes
 
 SIZE = (15, 16)
@@ -184,6 +186,14 @@ def test_images_are_shifted_each_by_its_own_draw_and_vectors_are_not():
         assert not np.array_equal(view.images[0], obs.images[0])
         assert not np.array_equal(view.images[0], view.images[1])
     assert not np.array_equal(batch.obs.images[0], batch.one.next_obs.images[0])
+
+
+def test_a_batch_that_a_run_stopped_at_is_read_back_with_its_parts(tmp_path):
+    obs, zeros = noise(2), jnp.zeros(2)
+    batch = Batch(obs, jnp.zeros((2, 2)), Backup(zeros, zeros, noise(2, seed=1)), None, zeros)
+    arrays = {f"batch/{name}": array for name, array in agent_arrays(batch).items()} | {"key": np.zeros(2, np.uint32)}
+    files.save_arrays(tmp_path / "bad", arrays, {})
+    jax.tree.map(np.testing.assert_array_equal, load_bad_batch(tmp_path / "bad")[0], batch)
 
 
 HIDDEN = {"a vector": "velocity", "an image and a choice": "inner", "most": "inner,joints,velocity"}

@@ -65,15 +65,16 @@ def distance(program: Program, state, shown=lambda goal, arm: (goal, arm)) -> fl
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["drq", "maxinfo-drq"])
 def test_an_arm_is_moved_to_the_goal_in_the_picture(algo):
-    program = Program(eager(algo), SPEC, batch_size=64)
-    replay = Replay.create(LANES, 500, SPEC.obs, jnp.uint8, 1, layout=LAYOUT)
-    state = program.init(jnp.asarray(0), replay, total=450)
+    """Shown a picture of the middle the same policy leaves arms 0.56 from the goal, and 0.37 told they are there."""
+    program = Program(eager(algo), SPEC, batch_size=32)
+    replay = Replay.create(LANES, 450, SPEC.obs, jnp.uint8, 1, layout=LAYOUT)
+    state = program.init(jnp.asarray(0), replay, total=400)
     env = Arms(seed=0)
     state, action = program.begin(state, jnp.asarray(env.reset()), True)
-    for step in range(450):
+    for step in range(400):
         t = env.step(np.array(action))
         state, action = program.collect(state, t) if step < 60 else program.step(state, t)[:2]
     blind = distance(program, state, lambda goal, arm: (0 * goal, arm))
     numb = distance(program, state, lambda goal, arm: (goal, 0 * arm))
-    print(algo, distance(program, state), blind, numb)
-    assert distance(program, state) < 0.2 < min(blind, numb)
+    found = distance(program, state)
+    assert found < 0.2 < 0.3 < min(blind, numb), f"{found:.3f}, without the picture {blind:.3f}, the arm {numb:.3f}"

@@ -18,7 +18,7 @@ import own_tasks  # noqa: E402
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", own_tasks.IN_TESTS)
 def test_from_training_to_a_robot(name, tmp_path):
-    result = own_tasks.check(name, tmp_path, steps=64)
+    result = own_tasks.check(name, tmp_path, steps=48)
     assert result["loaded"] and result["resumed"]
     assert max(result["numpy"], result["onnx"]) < 1e-5
 

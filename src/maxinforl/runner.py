@@ -311,7 +311,7 @@ def convolve(x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
     return rows.reshape(*windows.shape[:3], -1)
 
 
-def latency(act, observation: np.ndarray | dict, count: int = 1000) -> tuple[float, float]:
+def latency(act, observation, count: int = 1000) -> tuple[float, float]:
     """Median and 99th percentile of the milliseconds that one action takes."""
     for _ in range(max(3, count // 10)):
         act(observation)

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from maxinforl import runner
-from maxinforl.core.layout import NUMBER, Layout, part_bytes
+from maxinforl.core.layout import Layout, part_bytes
 from maxinforl.core.types import Spec
 from maxinforl.envs.observation import Observation, Part
 from maxinforl.errors import BadInput
@@ -93,27 +93,30 @@ class Spaces(NamedTuple):
         size = (stack * self.observation.shape[0],)
         if isinstance(observation, np.ndarray) and observation.dtype == np.uint8 and observation.shape[-1:] == size:
             return np.atleast_2d(observation), observation.ndim == 1
-        parts = self.parts if whole else self.seen
+        given = self.parts if whole else self.seen
+        images, vector = self.parted(observation, given, stack)
+        count = vector.shape[0] if vector.ndim == 2 else 1
+        ends = np.cumsum([part.size for part in given if not part.image])[:-1]
+        pictures, numbers, row = iter(images), iter(np.split(vector, ends, -1)), []
+        for part in self.parts:
+            if part not in given:
+                row.append(np.zeros((count, stack, part_bytes(part.array)), np.uint8))
+            elif part.image:
+                row.append(frames_apart(next(pictures), stack))
+            else:
+                data = np.ascontiguousarray(next(numbers), np.float32).reshape(count, 1, -1).view(np.uint8)
+                row.append(np.repeat(data, stack, 1))
+        return np.concatenate(row, -1).reshape(count, -1), vector.ndim == 1
+
+    def parted(self, observation: Any, parts: tuple[Part, ...], stack: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """Images and the vector of the environment's own observation, or of a batch of them."""
         try:
             images, vector = runner.parted(observation, [part.table() for part in parts], stack)
         except ValueError as error:
             raise BadInput(str(error)) from None
         if not np.isfinite(vector).all():
             raise BadInput("the observation holds a number that is not finite: look at where it comes from")
-        lead, images, begin = vector.shape[:-1], iter(images), 0
-        count, row = lead[0] if lead else 1, []
-        for part in self.parts:
-            if part not in parts:
-                row.append(np.zeros((count, stack, part.size * (1 if part.image else NUMBER)), np.uint8))
-            elif part.image:
-                height, width, channels = part.array
-                frames = next(images).reshape(count, height, width, stack, channels)
-                row.append(np.moveaxis(frames, 3, 1).reshape(count, stack, -1))
-            else:
-                numbers = np.ascontiguousarray(vector[..., begin : begin + part.size], np.float32).reshape(count, 1, -1)
-                row.append(np.repeat(numbers.view(np.uint8), stack, 1))
-                begin += part.size
-        return np.concatenate(row, -1).reshape(count, -1), not lead
+        return images, vector
 
     def gathered(self, observation: Any, parts: tuple[Part, ...], shape: tuple[int, ...]) -> Any:
         """The environment's own observation as the array that an agent reads; such an array passes as it is."""
@@ -148,6 +151,13 @@ class Spaces(NamedTuple):
                 f"this agent's observations are {mine}, and the environment's are {theirs}: give its space the same "
                 "parts in the same order (an OrderedDict keeps one)"
             )
+
+
+def frames_apart(image: np.ndarray, stack: int) -> np.ndarray:
+    """Stacked images as [batch, stack, bytes]."""
+    height, width, channels = image.shape[-3:]
+    frames = image.reshape(-1, height, width, stack, channels // stack)
+    return np.moveaxis(frames, 3, 1).reshape(len(frames), stack, -1)
 
 
 def with_before(frames: np.ndarray, before: Any, starts: Any, stack: int) -> np.ndarray:
