@@ -12,7 +12,7 @@ RUN = 6  # lines in a row that two files may not share
 LONGEST = 60  # lines of a class, without blank ones
 PARTS = [p for folder in ("explore", "intrinsic") for p in sorted((PACKAGE / folder).glob("*.py"))]
 VALUES = [PACKAGE / "algorithms.py", *(PACKAGE / "core" / f"{n}.py" for n in ("policies", "plasticity"))]
-SHARED = {"Ensemble": 100, "MaxInfo": 70}  # what every intrinsic reward has, once; the paper's algorithm
+SHARED = {"Ensemble": 105, "MaxInfo": 70}  # what every intrinsic reward has, once; the paper's algorithm
 
 
 def lines(path: Path) -> list[str]:

@@ -55,23 +55,7 @@ class Ensemble:
     least = 2  # members: one alone cannot disagree
 
     def __post_init__(self):
-        if self.members < self.least:
-            raise BadInput(f"{type(self).__name__} needs at least {self.least} members, not {self.members}")
-        if min(self.hidden, default=1) < 1 or not self.lr > 0:
-            raise BadInput(f"{type(self).__name__} needs hidden layers of at least 1 and a learning rate above 0")
-        if self.activation not in ACTIVATIONS:
-            raise unknown("activation", self.activation, ACTIVATIONS)
-        if self.aggregate not in AGGREGATES:
-            raise unknown("aggregate", self.aggregate, AGGREGATES)
-        if self.clip is not None and not self.clip > 0:
-            raise BadInput(f"the bound on normalised targets must be above 0, not {self.clip}")
-        if self.init_name not in INITIALISERS:
-            raise unknown("initialiser", self.init_name, INITIALISERS)
-        if self.model_rows.share and type(self).target is not Ensemble.target:
-            raise BadInput(
-                f"{type(self).__name__} does not predict the next state, so it can imagine no rows: leave out "
-                "--model-share, or choose info-gain, disagreement or curiosity"
-            )
+        check_ensemble(self)
 
     @property
     def optimizer(self):
@@ -105,11 +89,7 @@ class Ensemble:
 
     def target(self, model: Model, inputs: Normalizer, e: Latents) -> Array:
         """What the members predict, not yet normalised."""
-        change = e.next_z - e.z if model.delta else e.next_z
-        if model.vector:
-            beside = e.next_z[..., -model.vector :] - e.z[..., -model.vector :]
-            change = jnp.concatenate([e.next_z[..., : -model.vector], beside], -1)
-        return jnp.concatenate([change, e.extra, e.reward[..., None]], -1)
+        return jnp.concatenate([*successor(model, e), e.extra, e.reward[..., None]], -1)
 
     def predict(self, members: MLP, x: Array) -> tuple[Array, Array | None]:
         """Mean and, where it is learned, standard deviation in normalised units: [members, batch, outputs]."""
@@ -179,6 +159,36 @@ class Ensemble:
     def per_block(self, model: Model, values: Array) -> Array:
         """Mean within each block of the outputs, summed over blocks: the reward weighs as much as the whole state."""
         return sum(jnp.moveaxis(block_means(model.blocks, values), -1, 0), jnp.zeros(()))
+
+
+def check_ensemble(ensemble: Ensemble) -> None:
+    """Raises `BadInput` with what to change."""
+    if ensemble.members < ensemble.least:
+        raise BadInput(f"{type(ensemble).__name__} needs at least {ensemble.least} members, not {ensemble.members}")
+    if min(ensemble.hidden, default=1) < 1 or not ensemble.lr > 0:
+        raise BadInput(f"{type(ensemble).__name__} needs hidden layers of at least 1 and a learning rate above 0")
+    if ensemble.activation not in ACTIVATIONS:
+        raise unknown("activation", ensemble.activation, ACTIVATIONS)
+    if ensemble.aggregate not in AGGREGATES:
+        raise unknown("aggregate", ensemble.aggregate, AGGREGATES)
+    if ensemble.clip is not None and not ensemble.clip > 0:
+        raise BadInput(f"the bound on normalised targets must be above 0, not {ensemble.clip}")
+    if ensemble.init_name not in INITIALISERS:
+        raise unknown("initialiser", ensemble.init_name, INITIALISERS)
+    if ensemble.model_rows.share and type(ensemble).target is not Ensemble.target:
+        raise BadInput(
+            f"{type(ensemble).__name__} does not predict the next state, so it can imagine no rows: leave out "
+            "--model-share, or choose info-gain, disagreement or curiosity"
+        )
+
+
+def successor(model: Model, e: Latents) -> list[Array]:
+    """The next latents as they are, and how a state or a vector beside latents changes."""
+    if model.delta:
+        return [e.next_z - e.z]
+    latents = e.next_z.shape[-1] - model.vector
+    change = e.next_z[..., latents:] - e.z[..., latents:]
+    return [e.next_z[..., :latents], change] if model.vector else [e.next_z]
 
 
 def block_means(blocks: tuple[int, ...], values: Array) -> Array:
