@@ -257,7 +257,7 @@ ALGORITHMS = [
     m("targets normalised with the statistics before", "Ensemble.update",
       "_f(_m._e, _i(_x), _n, _b)", "_f(_m._e, _m.inputs(_x), _n, _b)",
       f"{INTRINSIC}::test_statistics_contain_the_batch_before_it_is_normalised"),
-    m("the model predicts the next state", "Ensemble.target", "_a - _b if _c else _a", "_a",
+    m("the model predicts the next state", "successor", "[_e.next_z - _e.z]", "[_e.next_z]",
       f"{INTRINSIC}::test_targets_of_states_and_of_latents"),
     m("blocks weigh by their width", "block_means", "_p.mean(-1)", "_p.sum(-1)", APART),
     m("learned noise that likes to be large", "Ensemble.loss", "_e + jnp.log(_s)", "_e - jnp.log(_s)",
