@@ -1,6 +1,6 @@
 """Does a critic that sees a hidden velocity help an actor that does not?
 
-    python benchmarks/asymmetric.py            # benchmarks/asymmetric.json, two minutes
+    python benchmarks/asymmetric.py 3          # seeds; benchmarks/asymmetric.json, two minutes
 
 A sled on ice is pushed to the middle; its velocity is drawn anew at random times, by gusts. The actor sees where it is.
 `both blind`: so do the critics. `critics see`: they also see the velocity (--critic-only velocity). `both see`: all do.
