@@ -1,6 +1,6 @@
 """Does a critic that sees a hidden velocity help an actor that does not?
 
-    python benchmarks/asymmetric.py            # benchmarks/asymmetric.json, two minutes
+    python benchmarks/asymmetric.py 3          # seeds; benchmarks/asymmetric.json, two minutes
 
 A sled on ice is pushed to the middle; its velocity is drawn anew at random times, by gusts. The actor sees where it is.
 `both blind`: so do the critics. `critics see`: they also see the velocity (--critic-only velocity). `both see`: all do.
@@ -62,7 +62,7 @@ def returns(kind: str, seed: int) -> list[float]:
 
 def main(seeds: int = 5) -> None:
     found = {kind: [returns(kind, seed) for seed in range(seeds)] for kind in KINDS}
-    RESULTS.write_text(json.dumps({"steps": list(range(EVERY, STEPS + 1, EVERY)), "returns": found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"steps": list(range(0, STEPS + 1, EVERY)), "returns": found}, indent=1) + "\n")
     for kind, curves in found.items():
         last = np.array(curves)[:, -3:].mean(1)
         print(f"{kind:12} last half {last.mean():.2f} ± {last.std(ddof=1) / len(last) ** 0.5:.2f}")
