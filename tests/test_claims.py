@@ -220,7 +220,7 @@ def test_contrast_is_welch_and_sums_of_means():
 FIGURES = "summary state-based humanoid-bench phase-plot action-cost visual-dmc humanoid-visual lambda-evolution redq "
 FIGURES += (
     "drqv2-noise humanoid-no-noise rnd eps eps-action-cost eps-curiosity switching-frequency oac drm compute-cost "
-    "hard-exploration"
+    "hard-exploration planet-100k"
 )
 
 

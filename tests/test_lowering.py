@@ -16,7 +16,7 @@ from maxinforl.core.update import TrainState
 from maxinforl.replay import Replay
 from maxinforl.transition import Transition
 
-IMAGES = Spec((24, 24, 3), 2)  # few enough pixels for several slices of a batch on a CPU
+IMAGES = Spec((40, 40, 3), 2)  # few enough pixels for several slices of a batch on a CPU
 BATCH = 32
 PLATFORMS = ("cuda", "tpu", "cpu")
 AGENTS = {
@@ -65,7 +65,7 @@ def convolved(text: str) -> set[str]:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_only_a_cpu_convolves_a_batch_in_slices(platform):
-    whole = f"tensor<{BATCH}x11x11x32xf32>"
+    whole = f"tensor<{BATCH}x19x19x32xf32>"
     assert (whole in convolved(lowered("drqv2", platform))) == (platform != "cpu")
 
 

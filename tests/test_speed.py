@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,13 @@ def test_bench_writes_what_it_prints(subject, tmp_path, monkeypatch, capsys):
     assert row["algo"] == "sac" and row["dispatches"] == 1 and 0 < row["floor_ms"] < row["update_ms"] * 10
     assert "update / floor" in capsys.readouterr().out
     assert np.isfinite(row["matmul_gflops"])
+
+
+def test_images_are_also_held_against_the_rate_of_a_large_product():
+    row = speed.Timing("drq", 140.0, 150.0, 160.0, gflop=8.0, dispatches=1, matmul_gflops=200.0, pixels=True)
+    assert row.product_ms == pytest.approx(40)
+    shown = {column.header: list(column.cells) for column in speed.table([row, replace(row, pixels=False)]).columns}
+    assert shown["1024² ms"] == ["40.00", "-"] and shown["update / 1024²"] == ["3.75", "-"]
 
 
 def test_an_unknown_algorithm_is_refused_before_anything_is_built(capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from maxinforl.errors import BadInput
 KERNEL, STRIDES, FILTERS = 3, (2, 1, 1, 1), 32
 EMBEDDING = FILTERS  # entries of the pooled features: windows of the whole flattening come out even at any image size
 SHIFT = 4  # pixels an image may move by when augmented
-IN_CACHE = 64 * 64  # pixels whose features in all layers fit into a CPU's cache
+IN_CACHE = 16 * 48 * 48  # pixels whose features in all layers fit into a CPU's cache
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
@@ -187,7 +186,7 @@ def in_slices(function: Callable[[Array], Array], images: Array) -> Array:
     Five times as fast as the whole batch at once for 84x84 images, gradients included.
     """
     count, height, width = images.shape[:3]
-    few = math.gcd(count, max(1, IN_CACHE // (height * width)))
+    few = max(n for n in range(1, max(1, IN_CACHE // (height * width)) + 1) if count % n == 0)
     if few == count:
         return function(images)
 
@@ -207,7 +206,7 @@ def shifted(images: Array, key: Array) -> Array:
 
 def in_turn(function: Callable) -> Callable:
     """On a CPU seeds are convolved one after the other: as groups of one convolution they take half as long again."""
-    return partial(jax.lax.platform_dependent, cpu=sequential_vmap(function), default=function)
+    return partial(jax.lax.platform_dependent, cpu=sequential_vmap(partial(function, spare=1)), default=function)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -219,7 +218,14 @@ def convolve(x: Array, weight: Array, stride: int) -> Array:
     return in_turn(partial(_windows, window_strides=(stride, stride)))(x, weight)
 
 
-_windows = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="VALID", dimension_numbers=LAYOUT)
+def _windows(x: Array, kernel: Array, spare: int = 0, window_strides: tuple[int, int] = (1, 1), **dilation) -> Array:
+    """Unpadded convolution, computed with `spare` more columns that are cut off.
+
+    XLA's convolutions on a CPU are up to twice as fast with any padding at all, and only then use several cores.
+    """
+    padding = ((0, 0), (0, spare * window_strides[1]))
+    found = jax.lax.conv_general_dilated(x, kernel, window_strides, padding, dimension_numbers=LAYOUT, **dilation)
+    return found[:, :, : found.shape[2] - spare]
 
 
 def _convolve_fwd(x: Array, weight: Array, stride: int):
@@ -228,19 +234,19 @@ def _convolve_fwd(x: Array, weight: Array, stride: int):
 
 def _convolve_bwd(stride: int, saved: tuple[Array, Array], slope: Array) -> tuple[Array, Array]:
     x, weight = saved
-    spare = [(size - KERNEL) % stride for size in x.shape[1:3]]  # rows and columns no window reaches
-    border = [(KERNEL - 1, KERNEL - 1 + more) for more in spare]
+    unseen = [(size - KERNEL) % stride for size in x.shape[1:3]]  # rows and columns no window reaches
+    border = [(KERNEL - 1, KERNEL - 1 + more) for more in unseen]
 
     @in_turn
-    def by_weight(x: Array, slope: Array) -> Array:
-        seen = x[:, : x.shape[1] - spare[0], : x.shape[2] - spare[1]]
-        found = _windows(seen.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), rhs_dilation=(stride, stride))
+    def by_weight(x: Array, slope: Array, spare: int = 0) -> Array:
+        seen = x[:, : x.shape[1] - unseen[0], : x.shape[2] - unseen[1]]
+        found = _windows(seen.transpose(3, 1, 2, 0), slope.transpose(1, 2, 0, 3), spare, rhs_dilation=(stride, stride))
         return found.transpose(1, 2, 0, 3)
 
     @in_turn
-    def by_x(slope: Array, weight: Array) -> Array:
-        turned = weight[::-1, ::-1].transpose(0, 1, 3, 2)
-        return _windows(slope, turned, padding=border, lhs_dilation=(stride, stride))
+    def by_x(slope: Array, weight: Array, spare: int = 0) -> Array:  # padded anyway
+        turned, dilation = weight[::-1, ::-1].transpose(0, 1, 3, 2), (stride, stride)
+        return jax.lax.conv_general_dilated(slope, turned, (1, 1), border, dilation, dimension_numbers=LAYOUT)
 
     return by_x(slope, weight), by_weight(x, slope)
 

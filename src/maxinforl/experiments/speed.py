@@ -55,8 +55,14 @@ class Timing:
     gflop: float
     dispatches: int
     matmul_gflops: float  # of a 1024 x 1024 product, in the same run
+    pixels: bool = False
     cold_s: float | None = None  # from the command to the first training step, with an empty compilation cache
     warm_s: float | None = None  # with a full one
+
+    @property
+    def product_ms(self) -> float | None:
+        """Of images: the update's FLOP at the rate of a 1024² product, since the floor's convolutions are our own."""
+        return self.gflop / self.matmul_gflops * 1e3 if self.pixels else None
 
 
 def best_times(
@@ -184,7 +190,8 @@ def bench(seeds: list[Settings], repeats: int = 150, seconds: float = 0.02) -> l
     rows = []
     for name, subject in subjects.items():
         floor_ms, update_ms, step_ms = (ms[f"{name} {part}"] for part in ("floor", "update", "step"))
-        rows.append(Timing(name, floor_ms, update_ms, step_ms, subject.gflop, subject.dispatches(), speed))
+        pixels = subject.trainer.program.spec.pixels
+        rows.append(Timing(name, floor_ms, update_ms, step_ms, subject.gflop, subject.dispatches(), speed, pixels))
     return rows
 
 
@@ -213,19 +220,21 @@ def startup(settings: Settings, cache: Path) -> float:
 
 def table(rows: list[Timing]) -> Table:
     """The timings as a table for the console."""
-    names = ("algorithm", "GFLOP", "floor ms", "update ms", "step ms", "update / floor", "step / update", "step / sac")
-    result = Table(*names, "GFLOP/s", "dispatches", "cold s", "warm s", box=None, pad_edge=False)
+    names = ("algorithm", "GFLOP", "floor ms", "1024² ms", "update ms", "step ms")
+    ratios = ("update / floor", "update / 1024²", "step / update", "step / sac")
+    result = Table(*names, *ratios, "GFLOP/s", "dispatches", "cold s", "warm s", box=None, pad_edge=False)
     sac = next((row.step_ms for row in rows if row.algo == "sac"), None)
+    written = lambda values, digits: ("-" if x is None else f"{x:.{digits}f}" for x in values)
     for r in rows:
-        ratios = (r.update_ms / r.floor_ms, r.step_ms / r.update_ms, r.step_ms / sac if sac else None)
-        seconds = (r.cold_s, r.warm_s)
+        over_product = r.update_ms / r.product_ms if r.product_ms else None
+        over_sac = r.step_ms / sac if sac else None
         result.add_row(
             r.algo,
-            *(f"{x:.2f}" for x in (r.gflop, r.floor_ms, r.update_ms, r.step_ms)),
-            *("-" if x is None else f"{x:.2f}" for x in ratios),
+            *written((r.gflop, r.floor_ms, r.product_ms, r.update_ms, r.step_ms), 2),
+            *written((r.update_ms / r.floor_ms, over_product, r.step_ms / r.update_ms, over_sac), 2),
             f"{r.gflop / r.update_ms * 1e3:.0f}",
             str(r.dispatches),
-            *("-" if x is None else f"{x:.1f}" for x in seconds),
+            *written((r.cold_s, r.warm_s), 1),
         )
     return result
 
