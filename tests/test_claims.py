@@ -16,7 +16,7 @@ from maxinforl.experiments.claims import Claim, judge, parse_claims
 from maxinforl.experiments.cost import cost, dimensions
 from maxinforl.experiments.log_files import Series
 from maxinforl.experiments.read_runs import RunLogs
-from maxinforl.experiments.suite_file import parse_suite
+from maxinforl.experiments.suite_file import parse_suite, read_suite
 from maxinforl.experiments.verdicts import CONFIRMED, CONTRADICTED, NOT_RUN, NOT_SHOWN, all_of
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -245,6 +245,7 @@ def test_figures_share_runs():
     prints = lambda name: {r.fingerprint for r in reproduce.load_figure(name).suite.runs()}
     assert prints("summary") == prints("state-based")
     assert len(prints("rnd") & prints("action-cost")) == 2 * len(prints("rnd")) // 3
+    assert {r.fingerprint for r in read_suite(RESULTS / "planet" / "suite.toml").runs()} < prints("planet-100k")
 
 
 def test_published_runs_are_judged_without_running_anything(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from core_helpers import quick
+from maxinforl.core import encoders
 from maxinforl.core.encoders import KERNEL, SHIFT, STRIDES, Pixels, Projection, States, convolve, shifted
 from maxinforl.core.types import Spec
 from maxinforl.errors import BadInput
@@ -53,8 +54,9 @@ def test_width_of_the_features(side, width):
     assert trunk.dense.weight.shape == (width, 50) and Pixels(latent=100).latents(spec).z == 100
 
 
-@pytest.mark.parametrize("shape", [(16, 16, 3), (17, 20, 1), (24, 15, 9)])
-def test_features_are_four_convolutions_in_nhwc_order(shape):
+@pytest.mark.parametrize(("shape", "in_cache"), [((16, 16, 3), 999), ((17, 20, 1), 999), ((24, 15, 9), 400)])
+def test_features_are_four_convolutions_in_nhwc_order(shape, in_cache, monkeypatch):
+    monkeypatch.setattr(encoders, "IN_CACHE", in_cache)  # two images at a time; the last one by one
     params, picture = cheap_init(shape), images(RNG(0), 2, *shape)
     wanted = np.stack([by_hand(params, np.asarray(p)) for p in picture])
     assert wanted.any()
@@ -99,8 +101,10 @@ def test_convolutions_keep_the_layout_that_is_quick_in_a_loop():
     slope = jax.grad(lambda params, x: jnp.sin(Pixels().features(params, x)).sum())
     loop = lambda params, x: jax.lax.scan(lambda p, x: (slope(p, x), None), params, x)
     text = quick(loop).lower(cheap_init((16, 16, 3)), picture).compile().as_text()
-    found = [line.split("dim_labels=")[1].split(",")[0] for line in text.splitlines() if " convolution(" in line]
+    lines = [line for line in text.splitlines() if " convolution(" in line]
+    found = [line.split("dim_labels=")[1].split(",")[0] for line in lines]
     assert len(found) == 11 and set(found) == {"b01f_01io->b01f"}
+    assert all("pad=" in line for line in lines)  # without any, XLA's take twice as long
 
 
 def test_a_shifted_constant_image_is_the_same_constant():
