@@ -1,8 +1,8 @@
-"""What imagined rows cost: times of an update and an agent step by share, as multiples of those without.
+"""What imagined rows cost: products, and times as multiples of those without, by share.
 
     python benchmarks/model_share.py --json benchmarks/model_share.jsonl
 
-MaxInfoSAC with the light ensemble on two tasks, one update per step; interleaved in one process, best of many repeats.
+MaxInfoSAC with the light ensemble, one update per step; interleaved in one process, best of many repeats.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def ratios(env: str, repeats: int) -> list[dict[str, Any]]:
     for share in SHARES:
         own = {f"{part}_ms": round(ms[f"{share} {part}"], 3) for part in ("update", "step")}
         against = {part: round(ms[f"{share} {part}"] / ms[f"0.0 {part}"], 3) for part in ("update", "step")}
-        rows.append({"env": env, "share": share} | own | against)
+        rows.append({"env": env, "share": share, "gflop": round(agents[share].gflop, 4)} | own | against)
     return rows
 
 
@@ -40,8 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=150)
+    parser.add_argument("--envs", nargs="+", default=["pendulum-hanging", "dmc/cheetah-run"])
     args = parser.parse_args()
-    rows = [row for env in ("pendulum-hanging", "dmc/cheetah-run") for row in ratios(env, args.repeats)]
+    rows = [row for env in args.envs for row in ratios(env, args.repeats)]
     for row in rows:
         print(row)
     if args.json is not None:
