@@ -165,7 +165,7 @@ def test_pooled_per_channel_it_is_a_maximum_over_the_image():
 def test_latents_are_absolute_and_83_wide_with_embedding_and_reward():
     """Invariant 6 for pixels."""
     spec = Pixels().latents(Spec((84, 84, 9), 6))
-    assert spec == (50, 6, 32, False)
+    assert spec == (50, 6, 32, False, 0)
     assert sum(InfoGain().blocks(spec)) == 83
 
 
