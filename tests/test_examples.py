@@ -25,6 +25,7 @@ RUNS = {
     "demonstrations.py": (["30", "2"], "success 100%"),
 }
 ELSEWHERE = {
+    "benchmark_sbx.py": "needs PyTorch, too; tests/test_solved.py runs another agent",
     "evaluate_with_sb3.py": "needs PyTorch, which is several gigabytes",
     "robot.py": "has a test of its own below",
 }
@@ -32,7 +33,8 @@ ELSEWHERE = {
 
 def test_every_example_is_run_or_says_why_not():
     assert {p.name for p in EXAMPLES.glob("*.py")} == {*RUNS, *ELSEWHERE}
-    assert "Not run in CI" in (EXAMPLES / "evaluate_with_sb3.py").read_text()
+    for name in ("evaluate_with_sb3.py", "benchmark_sbx.py"):
+        assert "Not run in CI" in (EXAMPLES / name).read_text()
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda p: p.name)

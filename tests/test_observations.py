@@ -3,7 +3,6 @@
 from typing import Any
 
 import gymnasium as gym
-import gymnasium_robotics
 import jax
 import numpy as np
 import pytest
@@ -200,6 +199,8 @@ def test_evaluate_and_vector_environments_of_dicts():
 
 @pytest.mark.slow
 def test_a_goal_maze_of_gymnasium_robotics(tmp_path):
+    import gymnasium_robotics  # not above: it imports MuJoCo, which then draws with a back end of its own choice
+
     gym.register_envs(gymnasium_robotics)
     make = lambda: gym.make("PointMaze_UMaze-v3", max_episode_steps=20)
     agent = maxinforl.make("maxinfo-sac", make, set=TINY, batch_size=8, learning_starts=4, eval_episodes=0).learn(40)
