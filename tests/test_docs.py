@@ -18,7 +18,18 @@ from maxinforl.settings import has
 
 WITH_CODE = [page for page in PAGES if blocks(page)]
 # Flags of other programs that the pages name.
-FOREIGN = {"--strict", "--array", "--time", "--requeue", "--signal", "--alg", "--env_name", "--kills", "--cases", "--torch"}
+FOREIGN = {
+    "--strict",
+    "--array",
+    "--time",
+    "--requeue",
+    "--signal",
+    "--alg",
+    "--env_name",
+    "--kills",
+    "--cases",
+    "--torch",
+}
 DOCTESTED = ["maxinforl.agent", "maxinforl.config", "maxinforl.errors", "maxinforl.experiments.inspection"]
 
 
