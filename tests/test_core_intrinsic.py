@@ -17,7 +17,7 @@ from maxinforl.intrinsic import RND, Curiosity, Disagreement, InfoGain, ScoresAc
 
 STATE = LatentSpec(1, 1, 0, delta=True)
 TINY = {"members": 3, "hidden": (8,)}
-SCORES = [InfoGain(**TINY), Disagreement(**TINY, log=False), RND(**TINY, target_hidden=(4,))]
+SCORES = [InfoGain(**TINY), Disagreement(**TINY), RND(**TINY, target_hidden=(4,))]
 IDS = ["info-gain", "disagreement", "rnd"]
 
 
@@ -88,7 +88,7 @@ def test_information_gain_of_a_case_made_by_hand():
 def test_disagreement_of_a_case_made_by_hand():
     """Sample standard deviation, mean within each block, sum over blocks."""
     spec = LatentSpec(2, 1, 0, delta=True)
-    wonder = Disagreement(members=2, hidden=(8,), log=False)
+    wonder = Disagreement(members=2, hidden=(8,))
     model = saying(model_of(wonder, spec), [[0.0, 1.0, 5.0], [2.0, 5.0, 5.5]])  # deviations sqrt(2) * (1, 2, 0.25)
     got = wonder.score(model, jnp.zeros((3, 2)), jnp.zeros((3, 1)))
     np.testing.assert_allclose(got, 2**0.5 * (1.5 + 0.25), rtol=1e-5)
@@ -97,7 +97,7 @@ def test_disagreement_of_a_case_made_by_hand():
 def test_the_logarithm_of_the_disagreement():
     """Mean of log(1e-6 + var) within each block, sum over blocks; finite where the members agree."""
     spec = LatentSpec(2, 1, 0, delta=True)
-    wonder = Disagreement(members=2, hidden=(8,))
+    wonder = Disagreement(members=2, hidden=(8,), log=True)
     model = saying(model_of(wonder, spec), [[0.0, 1.0, 5.0], [2.0, 5.0, 5.0]])  # variances 2, 8 and 0
     got = wonder.score(model, jnp.zeros((3, 2)), jnp.zeros((3, 1)))
     np.testing.assert_allclose(got, (np.log(2) + np.log(8)) / 2 + np.log(1e-6), rtol=1e-5)

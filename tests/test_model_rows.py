@@ -117,7 +117,8 @@ def test_a_perfect_model_teaches_what_was_lived(names, base):
     imagined, metrics, _ = quick(lambda s, d: agent.critic_step(s, d, KEY, NOW))(state, data)
     real, _, _ = quick(lambda s, d: plain.critic_step(s, d, KEY, NOW))(state, lived(agent, state, data))
     assert metrics["model/used"] == 1 and metrics["model/disagreement"] == 0  # members that agree have weight 1
-    task = lambda s: jax.tree.map(lambda leaf: leaf[0], s.learner.params.critic.heads)
+    learners = lambda s: [s.learner] + ([s.greedy] if hasattr(s, "greedy") else [])  # both of EIPO's
+    task = lambda s: [jax.tree.map(lambda leaf: leaf[0], x.params.critic.heads) for x in learners(s)]
     close(task(imagined), task(real), rtol=1e-4, atol=1e-5)
     without, _, _ = quick(lambda s, d: plain.critic_step(s, d, KEY, NOW))(state, data)
     assert not all(np.allclose(a, b, atol=1e-4) for a, b in zip(*map(jax.tree.leaves, (task(real), task(without)))))

@@ -490,11 +490,16 @@ def check_batch(settings: Settings, agent: Strategy) -> None:
 
 
 def check_model_rows(settings: Settings, agent: Strategy) -> None:
-    """A share of the batch that is imagined is at least a row, and not all of them."""
+    """A share of the batch that is imagined is at least a row, and replaces the agent's own, but not all of them."""
     rows, size = getattr(getattr(agent, "intrinsic", None), "model_rows", None), settings.batch_size or 0
-    if rows is not None and rows.share and not 0 < rows.rows(size) < size:
-        what = "no row: raise one of them" if rows.rows(size) == 0 else "all of it, and none would be real: lower it"
-        raise BadInput(f"{flag('model_share')} {rows.share:g} of a batch of {size} is {what}")
+    if rows is None or not rows.share:
+        return
+    count, own = rows.rows(size), size - prior_rows(settings)
+    if count == 0:
+        raise BadInput(f"{flag('model_share')} {rows.share:g} of a batch of {size} is no row: raise one of them")
+    if count >= own:
+        shares = flag("model_share") + (f" or {flag('prior_share')}" if own < size else "")
+        raise BadInput(f"{count} imagined rows would replace all {own} that the agent lived in a batch: lower {shares}")
 
 
 def has(tree: Any, path: str) -> bool:

@@ -167,7 +167,8 @@ class StepFunctions:
         batches = draw(s.replay, k_batch, self.batch_size - self.prior_rows)
         if self.prior_rows:
             prior = draw(s.prior, jax.random.fold_in(k_batch, PRIOR), self.prior_rows)
-            batches = jax.tree.map(lambda own, more: jnp.concatenate([own, more], 1), batches, prior)
+            # The agent's own rows come last: those are the ones whose place imagined rows take.
+            batches = jax.tree.map(lambda more, own: jnp.concatenate([more, own], 1), prior, batches)
         return batches, jax.random.fold_in(k_update, i)
 
     def learn(self, s: TrainState) -> tuple[TrainState, Metrics]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,11 +16,14 @@ from maxinforl.errors import BadInput
 from maxinforl.experiments.read_runs import RunLogs, read_run_logs
 from maxinforl.experiments.reproduce import load_figure
 from maxinforl.experiments.suite import SuiteRun
+from maxinforl.experiments.suite_runs import slug
 from maxinforl.settings import Settings, env_options
 from maxinforl.spaces import Spaces
 from maxinforl.training.directory import versions
 from maxinforl.training.evaluate import make_evaluator
 from maxinforl.training.log import RunFiles
+
+ASKED = ("eval_episodes", "eval_every", "action_cost", "action_repeat", "stop_at")  # settings that make a run another
 
 
 class AnyAgent(Protocol):
@@ -45,7 +49,7 @@ def benchmark(
         make_agent: makes an agent of an environment and a seed. Its `learn(n)` takes n steps and goes on where it was;
             its `predict(observations, deterministic=True)` takes a batch and returns (actions, anything).
         name: what reports call it.
-        out: directory of the runs, one per task and seed; those that are there already are not run again.
+        out: the runs go to OUT/NAME/TASK/seed-N; those that are there already are not run again.
         suite: a figure of `maxinforl list --figures` whose tasks have thresholds.
         tasks: names of tasks, all if empty.
         seeds: of the runs.
@@ -62,24 +66,29 @@ def benchmark(
     if not figure.thresholds:
         raise BadInput(f"the tasks of {suite} have no thresholds: choose hard-exploration")
     chosen = replace(figure.suite, seeds=tuple(seeds)).restricted(["sac"], list(tasks))
-    return [_run(make_agent, name, Path(out) / run.name, run) for run in chosen.runs()]
+    folder = Path(out) / slug(name)
+    return [
+        _run(make_agent, name, folder / slug(run.environment) / f"seed-{run.settings.seed}", run)
+        for run in chosen.runs()
+    ]
 
 
 def _run(make_agent: Callable[[gym.Env, int], AnyAgent], name: str, directory: Path, run: SuiteRun) -> RunLogs:
     """One agent on one task, unless it was run before."""
     settings = run.resolved[0]
+    table = {"algo": name, "env": settings.env, "seed": settings.seed, "steps": settings.steps}
+    table |= {"settings": {k: v for k in ASKED if (v := getattr(settings, k)) is not None}}
     if not (directory / "config.toml").exists():
         if (directory / "eval.csv").exists():
             (directory / "eval.csv").unlink()  # of a run that was stopped: other libraries' agents are not resumed
         files.make_directory(directory)
-        env = envs.make(settings.env, **env_options(settings))
-        _train(make_agent(env, settings.seed), env, RunFiles(directory), settings)
-        env.close()
-        table = {"algo": name, "env": settings.env, "seed": settings.seed, "steps": settings.steps}
-        known = {"eval_episodes": settings.eval_episodes, "action_cost": settings.action_cost}
-        known |= {} if settings.stop_at is None else {"stop_at": settings.stop_at}
-        files.write_toml(directory / "config.toml", table | {"settings": known, "versions": versions()})
-    return replace(read_run_logs(directory), algo=name, env=run.environment)
+        with closing(envs.make(settings.env, **env_options(settings))) as env:
+            _train(make_agent(env, settings.seed), env, RunFiles(directory), settings)
+        files.write_toml(directory / "config.toml", table | {"versions": versions()})
+    found = read_run_logs(directory)
+    if {key: found.config.get(key) for key in table} != table:
+        raise BadInput(f"{directory} holds a run of another agent or with other settings: choose another out")
+    return replace(found, algo=name, env=run.environment)
 
 
 def _train(agent: AnyAgent, env: envs.AdaptedEnv, log: RunFiles, settings: Settings) -> None:
@@ -94,11 +103,11 @@ def _train(agent: AnyAgent, env: envs.AdaptedEnv, log: RunFiles, settings: Setti
         return np.asarray(2 * (action - box.low) / (box.high - box.low) - 1, np.float32).clip(-1, 1)
 
     every, step = settings.eval_every or settings.steps, 0
-    while True:
-        found = evaluator(act, step // every)
-        log.evaluation(step, step * (settings.action_repeat or 1), settings.seed, found)
-        if step >= settings.steps or (settings.stop_at is not None and found.returns.mean() >= settings.stop_at):
-            break
-        agent.learn(min(every, settings.steps - step))
-        step = min(step + every, settings.steps)
-    evaluator.close()
+    with closing(evaluator):
+        while True:
+            found = evaluator(act, step // every)
+            log.evaluation(step, step * (settings.action_repeat or 1), settings.seed, found)
+            if step >= settings.steps or (settings.stop_at is not None and found.returns.mean() >= settings.stop_at):
+                return
+            agent.learn(min(every, settings.steps - step))
+            step = min(step + every, settings.steps)

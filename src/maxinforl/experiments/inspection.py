@@ -264,7 +264,7 @@ def curve_warnings(run: RunLogs) -> Iterator[str]:
 def exploration_warnings(run: RunLogs) -> Iterator[str]:
     gain, weight, skipped = (run.metrics.get(n) for n in ("explore/info_gain", "explore/alpha2", "train/skipped"))
     if gain is not None and len(gain.value) >= 4:
-        if late_mean(gain) < 0.1 * float(gain.value.max()):
+        if late_mean(gain) < 0.1 * float(gain.value.max()) and gain.value.min() >= 0:  # a logarithm has no tenth
             yield "information gain is below a tenth of its peak: the model has learned the region the policy visits"
         elif np.ptp(gain.value[len(gain.value) // 2 :]) < 0.02 * abs(late_mean(gain)):
             yield "information gain is flat: the model learns nothing more, so try --uncertainty paper"

@@ -9,6 +9,7 @@ import numpy as np
 
 from maxinforl.experiments import statistics as st
 from maxinforl.experiments.formatting import format_number
+from maxinforl.experiments.log_files import Series
 from maxinforl.experiments.read_runs import RunLogs
 from maxinforl.experiments.tables import TextTable
 
@@ -23,9 +24,13 @@ NOTE = (
 
 def hits(runs: Sequence[RunLogs], threshold: float) -> st.Hits:
     """The agent step at which each run solved its task, or its last step."""
-    curves = [run.curve for run in runs if run.curve is not None]
-    found = [st.steps_to_threshold(c.step, c.value, threshold, HOLD) for c in curves]
+    found = [_hit(run, c, threshold) for run in runs if (c := run.curve) is not None]
     return st.Hits(np.concatenate([h.step for h in found]), np.concatenate([h.reached for h in found]))
+
+
+def _hit(run: RunLogs, curve: Series, threshold: float) -> st.Hits:
+    hit = st.steps_to_threshold(curve.step, curve.value, threshold, HOLD)
+    return hit if hit.reached.all() or not run.ended else st.steps_to_threshold(curve.step, curve.value, threshold)
 
 
 def late_return(run: RunLogs) -> float:

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from maxinforl.fields import later
 from maxinforl.intrinsic.ensemble import LEAST_ERROR, Ensemble, Model, member_std, variance
 
 
 @dataclass(frozen=True)
 class Disagreement(Ensemble):
-    """Mean of the log-variance (or of the standard deviation) of the members in a block, summed over blocks."""
+    """Mean of the members' standard deviation (or log-variance) in a block, summed over blocks."""
 
-    log: bool = later(True, before=False)  # of the variance: a logarithm keeps its spread while the reward decays
+    log: bool = False  # of the variance, as explore-then-exploit has it in the authors' code
 
     def score(self, model: Model, z: Array, action: Array) -> Array:
         mean, _ = self.outcome(model, z, action)

@@ -114,10 +114,11 @@ class Ensemble:
         outputs = model.outputs.update(y)
         normal = outputs(y) if self.clip is None else jnp.clip(outputs(y), -self.clip, self.clip)
         grads, error = jax.grad(self.loss, has_aux=True)(model.members, inputs(x), normal, model.blocks)
+        seen = error if self.clip is None else jnp.square(self.predict(model.members, inputs(x))[0] - outputs(y))
         members, opt = apply_gradients(self.optimizer, grads, model.opt, model.members)
         model, metrics = replace(model, members=members, opt=opt, inputs=inputs, outputs=outputs), {}
         if self.model_rows.share:
-            model = replace(model, record=model.record.after(block_means(model.blocks, error.mean((0, 1))), e))
+            model = replace(model, record=model.record.after(block_means(model.blocks, seen.mean((0, 1))), e))
             metrics = model.record.metrics
         return model, {"explore/model_error": error.mean()} | metrics
 
@@ -175,6 +176,12 @@ def check_ensemble(ensemble: Ensemble) -> None:
         raise BadInput(f"the bound on normalised targets must be above 0, not {ensemble.clip}")
     if ensemble.init_name not in INITIALISERS:
         raise unknown("initialiser", ensemble.init_name, INITIALISERS)
+    if getattr(ensemble, "log", False) and not ensemble.normalize.centre:
+        raise BadInput(
+            "a logarithm without its centre is negative everywhere: leave intrinsic.normalize.centre, or log"
+        )
+    if ensemble.model_rows.share and ensemble.members < 2:
+        raise BadInput("one member alone cannot disagree about the rows of --model-share: raise intrinsic.members")
     if ensemble.model_rows.share and type(ensemble).target is not Ensemble.target:
         raise BadInput(
             f"{type(ensemble).__name__} does not predict the next state, so it can imagine no rows: leave out "
