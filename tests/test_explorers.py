@@ -87,6 +87,12 @@ def test_a_normaliser_that_cannot_be_is_one_sentence(entry, value, says):
         resolve(Settings(algo="maxinfo-rnd-sac", set=((f"intrinsic.normalize.{entry}", float(value)),)))
 
 
+def test_a_logarithm_needs_its_centre():
+    with pytest.raises(BadInput, match="negative everywhere"):
+        Curiosity(normalize=Standardize(centre=False))
+    assert not Curiosity(log=False, normalize=Standardize(centre=False)).log
+
+
 def spread_of(means: np.ndarray, rule: Standardize, size: int, log: bool = False) -> np.ndarray:
     """The standard deviation of each batch once it is normalised, for rewards whose spread follows their mean."""
     rewards = means[:, None] * np.random.default_rng(1).lognormal(-0.5, 1.0, (len(means), size))
