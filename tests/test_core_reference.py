@@ -364,7 +364,7 @@ def disagreement(model, batch):
 def curiosity(model, batch):
     y = jnp.concatenate([batch.one.next_obs - batch.obs, batch.one.reward[:, None]], 1)
     error = (predictions(model, batch.obs, batch.action).mean(0) - standard(model.outputs, y)) ** 2
-    return error[:, :3].mean(1) + error[:, 3]
+    return jnp.log(1e-6 + error[:, :3].mean(1) + error[:, 3])
 
 
 @pytest.mark.parametrize(("intrinsic", "reward"), [(Disagreement, disagreement), (Curiosity, curiosity)])
