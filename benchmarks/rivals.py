@@ -101,8 +101,8 @@ def images(torch: str, turns: int) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sbx", help="the Python of an environment with sbx-rl: times agents that see states")
-    parser.add_argument("--torch", help="the Python of an environment with PyTorch: times agents that see images")
+    parser.add_argument("--sbx", help="the Python of an environment with sbx-rl: times state-based agents")
+    parser.add_argument("--torch", help="the Python of an environment with PyTorch: times pixel-based agents")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     if not (args.sbx or args.torch):
